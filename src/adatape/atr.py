@@ -1,0 +1,172 @@
+"""Algorithm 2 of the paper, Adaptive Tape Reading: batched, and every row on its own.
+
+`docs/departures.md` numbers the places where the paper and its released code disagree; the numbers below are its.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from adatape.config import Ponder, Update, merge_of
+from adatape.records import Tape
+
+Choose = Callable[[Tensor, int], Tensor]
+
+
+def highest(d: Float[Tensor, "b c"], k: int) -> Int[Tensor, "b k"]:
+    """Indices of the k highest scores, best first, the lowest index first among equals (`topk` leaves ties open)."""
+    d = d.detach()
+    chosen = [d.argmax(-1, keepdim=True)]
+    for _ in range(k - 1):
+        d = d.scatter(-1, chosen[-1], -math.inf)
+        chosen.append(d.argmax(-1, keepdim=True))
+    return torch.cat(chosen, -1)
+
+
+def read_tape(
+    query: Float[Tensor, "b d"],
+    bank: Float[Tensor, "c d"] | Float[Tensor, "b c d"],
+    steps: int = 10,
+    threshold: float = 2.0,
+    merge: int | None = None,
+    query_width: int = 64,
+    taken: Bool[Tensor, "b c"] | None = None,
+    update: Update = "average",
+    ponder: Ponder = "gini",
+    ponder_at_halt: bool = True,
+    *,
+    choose: Choose = highest,
+    check: bool = True,
+) -> Tape:
+    """Reads up to `steps` tokens from the bank for each row, until the largest weights sum to `threshold`.
+
+    Each token merges the `merge` best-scoring bank tokens not read before; None means steps / threshold. `taken` hides
+    bank tokens from the start. Scores, softmax, halting sum and ponder are float32 or better whatever the input's
+    dtype, also under autocast. `check` looks at values too (finite, enough left to read), which waits for a GPU.
+    """
+    h, merge = query_width, merge_of(steps, threshold, merge)
+    _check_settings(steps, threshold, merge, update, ponder)
+    _check_shapes(query, bank, h, taken)
+    _check_room(bank.shape[-2], steps, merge)
+    if check and not torch.compiler.is_compiling():
+        _check_values(query, bank, taken, steps, merge)
+
+    with torch.autocast(query.device.type, enabled=False):
+        q, keys = _wide(query[:, :h]), _wide(bank[..., :h])
+        if taken is None:
+            taken = torch.zeros(query.shape[0], bank.shape[-2], dtype=torch.bool, device=query.device)
+        halting = loss = q.new_zeros(q.shape[0])
+        index, weight, mask = [], [], []
+        for _ in range(steps):  # T bounds the loop: departure 10
+            running = halting < threshold  # line 2
+            d = scores(q, keys)  # line 3
+            d = d.masked_fill(taken, -math.inf)  # line 4; departure 4 says why not a product
+            i = choose(d, merge)  # line 5
+            w = d.gather(-1, i)  # line 6
+            w = (w / h**0.5).softmax(-1)  # line 7
+            s = weighted_sum(w, take(keys, i))  # line 8, the coordinates that the query needs
+            index.append(i), weight.append(w), mask.append(running)  # line 9; the halting token stays: departure 6
+            p = w.amax(-1)
+            counted = running if ponder_at_halt else running & (halting + p < threshold)  # lines 10-12; departure 7
+            halting = halting + p * running  # line 13; `>=` halts: departure 5
+            loss = loss + PONDER[ponder](w, halting) * counted  # line 14
+            taken = taken.scatter(-1, i, True)  # line 15
+            q = UPDATE[update](q, s)  # line 16
+
+        visible, i, w = torch.stack(mask, 1), torch.stack(index, 1), torch.stack(weight, 1)
+        w = w * visible[..., None]
+        tokens = weighted_sum(w, _wide(take(bank, i)))  # lines 8-9 in full width, all steps with one gather
+    return Tape(
+        tokens=tokens.to(bank.dtype),
+        mask=visible,
+        index=i.masked_fill(~visible[..., None], -1),
+        weight=w,
+        length=visible.sum(-1),
+        ponder=loss,
+    )
+
+
+PONDER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gini": lambda w, halting: 1 - w.square().sum(-1),
+    "max": lambda w, halting: 1 - w.amax(-1),
+    "collect": lambda w, halting: halting,
+}
+UPDATE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "average": lambda q, s: (q + s) / 2,
+    "replace": lambda q, s: s,
+}
+
+
+def scores(q: Float[Tensor, "b h"], keys: Float[Tensor, "*b c h"]) -> Float[Tensor, "b c"]:
+    """Inner products in which equal keys score equally wherever they stand and whatever the batch.
+
+    A plain matmul promises neither: its tiles sum in different orders. Summing in float64 and rounding once does.
+    """
+    if q.dtype == torch.float64 or q.device.type == "mps":  # nothing wider to round from
+        return (q[:, None] * keys).sum(-1)
+    wide_q, wide_keys = q.double(), keys.double()
+    d = wide_q @ wide_keys.mT if keys.dim() == 2 else (wide_keys @ wide_q[..., None]).squeeze(-1)
+    return d.to(q.dtype)
+
+
+def take(bank: Float[Tensor, "*b c d"], index: Int[Tensor, "b *t"]) -> Float[Tensor, "b *t d"]:
+    """The bank tokens at `index`, from one bank for all rows or from each row's own."""
+    if bank.dim() == 2:
+        return F.embedding(index, bank)
+    flat = index.flatten(1)[..., None].expand(-1, -1, bank.shape[-1])
+    return bank.gather(1, flat).unflatten(1, index.shape[1:])
+
+
+def weighted_sum(w: Float[Tensor, "*b k"], tokens: Float[Tensor, "*b k d"]) -> Float[Tensor, "*b d"]:
+    return (w[..., None] * tokens).sum(-2)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _check_settings(steps: int, threshold: float, merge: int, update: str, ponder: str) -> None:
+    for name, value in (("steps", steps), ("threshold", threshold), ("merge", merge)):
+        if not value > 0:
+            raise ValueError(f"{name} is {value}; it must be positive")
+    for name, choice, known in (("update", update, UPDATE), ("ponder", ponder, PONDER)):
+        if choice not in known:
+            raise ValueError(f"{name} is {choice!r}; it must be one of {', '.join(known)}")
+
+
+def _check_shapes(query: Tensor, bank: Tensor, h: int, taken: Tensor | None) -> None:
+    if query.dim() != 2 or bank.dim() not in (2, 3):
+        shapes = f"query has shape {tuple(query.shape)} and bank {tuple(bank.shape)}"
+        raise ValueError(f"{shapes}; they must be (b, d) and (c, d) or (b, c, d)")
+    (b, d), c = query.shape, bank.shape[-2]
+    if bank.shape[-1] != d:
+        raise ValueError(f"query has width {d} and bank {bank.shape[-1]}; they must be equal")
+    if bank.dim() == 3 and bank.shape[0] != b:
+        raise ValueError(f"query has {b} rows and bank {bank.shape[0]}; they must be equal")
+    if not 0 < h <= d:
+        raise ValueError(f"query_width is {h}; it must be between 1 and the bank's width {d}")
+    if taken is not None and taken.shape != (b, c):
+        raise ValueError(f"taken has shape {tuple(taken.shape)}; it must be {(b, c)}")
+    if taken is not None and taken.dtype != torch.bool:
+        raise ValueError(f"taken has dtype {taken.dtype}; it must be torch.bool")
+
+
+def _check_room(size: int, steps: int, merge: int, hidden: int = 0) -> None:
+    if size < steps * merge + hidden:
+        has = f"bank has {size} tokens" + (f", {hidden} of them hidden by taken" if hidden else "")
+        raise ValueError(f"{has}; steps × merge needs {steps * merge}")
+
+
+def _check_values(query: Tensor, bank: Tensor, taken: Tensor | None, steps: int, merge: int) -> None:
+    for name, x in (("query", query), ("bank", bank)):
+        bad = int((~x.isfinite()).sum())
+        if bad:
+            raise ValueError(f"{name} has {bad} non-finite values of {x.numel()}; it must have none")
+    if taken is not None and taken.numel():
+        _check_room(bank.shape[-2], steps, merge, hidden=int(taken.sum(-1).max()))

@@ -1,0 +1,146 @@
+"""The command line: a verb is a function. Nothing here imports torch before a verb needs it."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from adatape.config import Experiment, TapeFFN
+from adatape.recipes import RECIPES
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Run the experiment of a config.json again."""
+
+    config: tyro.conf.Positional[Path]
+
+
+def _recipe_choice() -> Any:
+    choice: Any = Replay
+    for name, recipe in RECIPES.items():
+        choice = choice | Annotated[Experiment, tyro.conf.subcommand(name, constructor=recipe)]
+    return choice
+
+
+def demo(out: Path = Path("runs/demo"), seed: int = 0, json: bool = False) -> None:
+    """Train AdaTape and a plain Transformer on parity side by side, and draw what happened.
+
+    Args:
+        out: folder for the picture and the numbers; written anew each time
+        seed: seed of weights and data
+        json: print one JSON object as the last line
+    """
+    from adatape.show.demo import show_demo
+
+    _print_json(show_demo(out, seed), json)
+
+
+def train(what: _recipe_choice(), out: Path | None = None, device: str = "auto", json: bool = False) -> None:  # type: ignore[valid-type]
+    """Run a recipe, or the config.json of a run folder.
+
+    Args:
+        what: the recipe, or a config.json
+        out: run folder; default runs/RECIPE-N
+        device: cpu, cuda, or auto
+        json: print one JSON object as the last line
+    """
+    from adatape.show.terminal import train_with_progress
+
+    _print_json(train_with_progress(what, out, device), json)
+
+
+def evaluate(run: tyro.conf.Positional[Path], length: int | None = None, device: str = "auto", json: bool = False) -> None:
+    """Score a finished run on the fixed test set.
+
+    Args:
+        run: a run folder
+        length: sequence length, if other than trained
+        device: cpu, cuda, or auto
+        json: print one JSON object as the last line
+    """
+    from adatape.show.terminal import print_evaluation
+
+    _print_json(print_evaluation(run, length, device), json)
+
+
+def cost(
+    model: tyro.conf.Positional[str],
+    bank: str | None = None,
+    tape_ffn: TapeFFN | None = None,
+    classes: int = 1000,
+    tape: int | None = None,
+    json: bool = False,
+) -> None:
+    """Parameters and GFLOPs of a model, by part; one multiply-add counts as 1.
+
+    Args:
+        model: a name from `adatape models`, or any ViT of timm
+        bank: input or learn
+        tape_ffn: where tape tokens take a feed-forward of their own
+        classes: outputs of the head
+        tape: tape tokens read; default all that the budget allows
+        json: print one JSON object as the last line
+    """
+    from adatape.show.terminal import print_cost
+
+    _print_json(print_cost(model, classes, tape, bank=bank, tape_ffn=tape_ffn), json)
+
+
+def models(json: bool = False) -> None:
+    """List the models registered with timm, with parameters and GFLOPs.
+
+    Args:
+        json: print one JSON object as the last line
+    """
+    from adatape.show.terminal import print_models
+
+    _print_json(print_models(), json)
+
+
+def recipes(json: bool = False) -> None:
+    """List the recipes that `adatape train` runs.
+
+    Args:
+        json: print one JSON object as the last line
+    """
+    from adatape.show.recipes import print_recipes
+
+    _print_json(print_recipes(), json)
+
+
+VERBS = {"demo": demo, "train": train, "eval": evaluate, "cost": cost, "models": models, "recipes": recipes}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["train"] and len(given) > 1 and given[1].endswith(".json"):
+        given.insert(1, "replay")
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            VERBS,
+            prog="adatape",
+            description="Transformers whose computation adapts to each input.",
+            args=given,
+            config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.CascadeSubcommandArgs),
+        )
+    except (ValueError, OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and type(error) is not RuntimeError:
+            raise
+        print(f"adatape: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+def _print_json(values: dict[str, Any], wanted: bool) -> None:
+    if wanted:
+        print(json_module.dumps(values))
+
+
+if __name__ == "__main__":
+    main()

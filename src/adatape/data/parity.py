@@ -1,0 +1,43 @@
+"""The parity task: symbols -1, 0, 1, drawn evenly; the label is the number of ones mod 2."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+TRAINING, VALIDATION, TEST = range(3)  # first word of a stream's key: no two streams share a draw
+
+
+class Batch(NamedTuple):
+    symbols: Tensor  # (b, n) int64
+    label: Tensor  # (b,) int64
+
+
+def parity_of(symbols: Int[Tensor, "b n"]) -> Int[Tensor, "b"]:
+    return (symbols == 1).sum(-1) % 2
+
+
+def training_batch(length: int, size: int, seed: int, step: int) -> Batch:
+    """Fresh sequences for one step; the same seed and step give the same batch on any machine."""
+    return _draw(length, size, (TRAINING, seed, step))
+
+
+def validation_set(length: int, size: int = 6400) -> Batch:
+    """Fixed sequences that may decide when a run stops."""
+    return _draw(length, size, (VALIDATION, length))
+
+
+def test_set(length: int, size: int = 6400) -> Batch:
+    """Fixed sequences that decide nothing."""
+    return _draw(length, size, (TEST, length))
+
+
+def _draw(length: int, size: int, key: tuple[int, ...]) -> Batch:
+    if length < 1 or size < 1:
+        raise ValueError(f"length is {length} and size {size}; both must be at least 1")
+    symbols = torch.from_numpy(np.random.default_rng(key).integers(-1, 2, (size, length)))
+    return Batch(symbols, parity_of(symbols))

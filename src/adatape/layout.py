@@ -1,0 +1,30 @@
+"""Ragged sequences in a padded batch: which rows may be seen, and what stands in the rows that may not."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def append(
+    tokens: Float[Tensor, "b n d"], tape: Float[Tensor, "b t d"], mask: Bool[Tensor, "b t"]
+) -> tuple[Float[Tensor, "b m d"], Bool[Tensor, "b m"]]:
+    """Input tokens, all visible, followed by the tape."""
+    seen = mask.new_ones(tokens.shape[0], tokens.shape[1])
+    return torch.cat([tokens, tape.to(tokens.dtype)], 1), torch.cat([seen, mask], 1)
+
+
+def key_mask(visible: Bool[Tensor, "b m"]) -> Bool[Tensor, "b 1 1 m"]:
+    """The attention mask under which no row looks at a hidden one."""
+    return visible[:, None, None, :]
+
+
+def fill_hidden(tokens: Float[Tensor, "b m d"], visible: Bool[Tensor, "b m"], start: int) -> Float[Tensor, "b m d"]:
+    """Hidden rows become the mean of the visible ones from `start` on, the rows that are pooled.
+
+    A mean or maximum over all rows is then the mean or maximum over the visible ones, so timm's own pooling is right.
+    """
+    seen = visible[:, start:, None]
+    mean = (tokens[:, start:] * seen).sum(1, keepdim=True) / seen.sum(1, keepdim=True)
+    return torch.where(visible[..., None], tokens, mean.to(tokens.dtype))

@@ -1,0 +1,1 @@
+"""Measures: what a model scores, and what it costs."""

@@ -1,0 +1,132 @@
+"""Parameters and multiply-adds by part, from shapes alone. One multiply-add counts as 1, as in the paper.
+
+Matmuls, convolutions and attention are counted, as `torch.utils.flop_counter.FlopCounterMode` does; gathers, norms,
+softmax and other elementwise work are not. A test holds the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import singledispatch
+from typing import NamedTuple
+
+from timm.layers import PatchEmbed
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from adatape.banks import InputBank, LearnedBank
+from adatape.encoder import TapeBlock
+from adatape.models.adaptive import Adaptive
+from adatape.models.adatape import AdaTape
+from adatape.models.sequence import NoTokens, SymbolEmbed
+
+
+class Part(NamedTuple):
+    """One part of a model: what it holds, and what it does for one sample."""
+
+    name: str
+    parameters: int
+    macs: int
+
+
+def cost(model: nn.Module, tape: int | None = None) -> list[Part]:
+    """The parts of a model for one sample that reads `tape` tokens; None is the bound, all that its budget allows."""
+    if isinstance(model, AdaTape):
+        return _adatape(model, model.reader.steps if tape is None else tape)
+    if isinstance(model, Adaptive):
+        return _vit(model.vit)
+    if isinstance(model, VisionTransformer):
+        return _vit(model)
+    raise TypeError(f"no cost formula for {type(model).__name__}; known are timm's VisionTransformer and its wrappers")
+
+
+def total(parts: Iterable[Part]) -> Part:
+    parts = list(parts)
+    return Part("total", sum(part.parameters for part in parts), sum(part.macs for part in parts))
+
+
+def _vit(vit: VisionTransformer) -> list[Part]:
+    inputs = _input_tokens(vit)
+    blocks = sum(_block_macs(block, inputs, 0) for block in vit.blocks)
+    return [_embedding(vit), Part("blocks", _count(vit.blocks, vit.norm), blocks), _head(vit)]
+
+
+def _adatape(model: AdaTape, tape: int) -> list[Part]:
+    vit, reader = model.vit, model.reader
+    most = max(reader.steps, reader.reading.steps)
+    if not 0 <= tape <= most:
+        raise ValueError(f"tape is {tape}; this model reads between 0 and {most} tokens")
+    inputs, own_ffns = _input_tokens(vit), [model.append_mlp]
+    blocks = 0
+    for layer, block in enumerate(vit.blocks):
+        joined = tape if layer >= model.layer else 0
+        blocks += _block_macs(block, inputs, joined)
+        if isinstance(block, TapeBlock):
+            own_ffns.append(block.tape_mlp)
+    own = _count(*own_ffns)
+    read = tape * model.bank.size * reader.reading.query_width  # type: ignore[operator]
+    return [
+        _embedding(vit),
+        Part("bank", _count(model.bank), token_macs(model.bank) if tape else 0),
+        Part("reader", _count(reader), read),
+        Part("blocks", _count(vit.blocks, vit.norm) - own + _count(model.append_mlp), blocks),
+        Part("tape feed-forwards", own, tape * sum(_per_token(ffn) for ffn in own_ffns)),
+        _head(vit),
+    ]
+
+
+def _embedding(vit: VisionTransformer) -> Part:
+    loose = [vit.pos_embed, vit.cls_token, vit.reg_token]
+    parameters = _count(vit.patch_embed, vit.norm_pre) + sum(p.numel() for p in loose if p is not None)
+    return Part("patch embedding", parameters, token_macs(vit.patch_embed))
+
+
+def _head(vit: VisionTransformer) -> Part:
+    return Part("head", _count(vit.head, vit.fc_norm), _per_token(vit.head))
+
+
+def _block_macs(block: nn.Module, inputs: int, tape: int) -> int:
+    """Attention over all rows, and timm's feed-forward for the rows that have no other."""
+    rows = inputs + tape
+    fed = inputs if isinstance(block, TapeBlock) else rows
+    attention = 2 * rows * rows * block.attn.attn_dim  # type: ignore[union-attr, operator]
+    return rows * _per_token(block.attn) + attention + fed * _per_token(block.mlp)  # type: ignore[arg-type, operator]
+
+
+def _input_tokens(vit: VisionTransformer) -> int:
+    return vit.patch_embed.num_patches + vit.num_prefix_tokens
+
+
+def _per_token(module: nn.Module) -> int:
+    return sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
+
+
+def _count(*modules: nn.Module) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+@singledispatch
+def token_macs(module: nn.Module) -> int:
+    """Multiply-adds of making a sample's tokens."""
+    raise TypeError(f"no cost formula for the tokens of {type(module).__name__}")
+
+
+@token_macs.register
+def _(module: PatchEmbed) -> int:
+    return module.num_patches * module.proj.weight.numel()
+
+
+@token_macs.register
+def _(module: InputBank) -> int:
+    return token_macs(module.h1) + module.size * _per_token(module.h2)
+
+
+@token_macs.register(LearnedBank)
+@token_macs.register(NoTokens)
+def _(module: nn.Module) -> int:  # noqa: ARG001
+    return 0
+
+
+@token_macs.register
+def _(module: SymbolEmbed) -> int:
+    return module.size * _per_token(module.proj)

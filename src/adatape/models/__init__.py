@@ -1,0 +1,5 @@
+"""Importing this package registers every model with timm."""
+
+from adatape.models.adatape import AdaTape, wrap
+
+__all__ = ["AdaTape", "wrap"]

@@ -1,0 +1,173 @@
+"""The base of every adaptive model: a timm ViT under one prefix, and timm's API. A method writes only `walk`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from timm.layers import Format
+from timm.models._features import feature_take_indices
+from timm.models._manipulate import checkpoint
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from torch import Tensor, nn
+
+from adatape.layout import fill_hidden
+from adatape.records import Output, Tape
+
+
+class Walk(NamedTuple):
+    """Where a walk through the blocks ends."""
+
+    tokens: Tensor  # (b, m, d), before the final norm
+    ponder: Tensor  # (b,)
+    visible: Tensor | None = None  # (b, m) bool; None when every row counts
+    tape: Tape | None = None
+    steps: object | None = None
+
+
+Visit = Callable[[int, Tensor], None]
+
+
+def _no_visit(layer: int, tokens: Tensor) -> None:
+    """The walk of a plain forward, which needs no intermediate tokens."""
+
+
+class Adaptive(nn.Module, ABC):
+    """Holds a ViT as `vit`, so its keys are timm's under one prefix, and behaves as a timm model."""
+
+    def __init__(self, vit: VisionTransformer) -> None:
+        super().__init__()
+        _check_backbone(vit)
+        self.vit = vit
+
+    @abstractmethod
+    def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:
+        """Runs embedding and blocks; calls `visit` with the input's tokens after each block."""
+
+    def forward(
+        self, x: Tensor, output: bool = False, generator: torch.Generator | None = None
+    ) -> Tensor | Output:
+        walk = self.walk(x, _no_visit, generator)
+        features = self.vit.forward_head(self._settle(walk), pre_logits=True)
+        logits = self.vit.head(features)
+        return Output(logits, features, walk.ponder, walk.tape, walk.steps) if output else logits
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Normalised tokens: prefix, patches, then tape; `forward_head` of them is `forward`."""
+        return self._settle(self.walk(x, _no_visit, None))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        return self.vit.forward_head(x, pre_logits=pre_logits)
+
+    def embed(self, x: Tensor) -> Tensor:
+        vit = self.vit
+        return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(x))))
+
+    def run_block(self, block: nn.Module, x: Tensor, **kwargs: Any) -> Tensor:
+        if self.vit.grad_checkpointing and self.training:
+            return checkpoint(block, x, **kwargs)
+        return block(x, **kwargs)
+
+    def _settle(self, walk: Walk) -> Tensor:
+        x = self.vit.norm(walk.tokens)
+        if walk.visible is None:
+            return x
+        return fill_hidden(x, walk.visible, 0 if self.vit.pool_include_prefix else self.vit.num_prefix_tokens)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,  # noqa: ARG002  the walk is one piece; timm's callers may still pass it
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """As timm's: the patch grid after the chosen blocks. A tape only adds tokens, so the grid is intact."""
+        take, _ = feature_take_indices(len(self.vit.blocks), indices)
+        seen: dict[int, Tensor] = {}
+
+        def visit(layer: int, tokens: Tensor) -> None:
+            if layer in take:
+                seen[layer] = self.vit.norm(tokens) if norm else tokens
+
+        walk = self.walk(x, visit, None)
+        prefix = self.vit.num_prefix_tokens
+        maps = [seen[layer][:, prefix:] for layer in take]
+        if Format(output_fmt) == Format.NCHW:
+            height, width = self.vit.patch_embed.dynamic_feat_size(x.shape[-2:])
+            maps = [y.transpose(1, 2).unflatten(2, (height, width)).contiguous() for y in maps]
+        if return_prefix_tokens and prefix:
+            maps = [(y, seen[layer][:, :prefix]) for y, layer in zip(maps, take, strict=True)]
+        return maps if intermediates_only else (self._settle(walk), maps)
+
+    def prune_intermediate_layers(self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True) -> Any:
+        return self.vit.prune_intermediate_layers(indices, prune_norm=prune_norm, prune_head=prune_head)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        self.vit.reset_classifier(num_classes, global_pool)
+
+    def get_classifier(self) -> nn.Module:
+        return self.vit.get_classifier()
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.vit.set_grad_checkpointing(enable)
+
+    def no_weight_decay(self) -> set[str]:
+        return {f"vit.{name}" for name in self.vit.no_weight_decay()}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:  # noqa: ARG002
+        return {
+            "stem": r"^vit\.(cls_token|reg_token|pos_embed|patch_embed)|^bank",
+            "blocks": [(r"^vit\.blocks\.(\d+)", None), (r"^vit\.(norm|fc_norm)", (99999,))],
+        }
+
+    @property
+    def num_classes(self) -> int:
+        return self.vit.num_classes
+
+    @property
+    def num_features(self) -> int:
+        return self.vit.num_features
+
+    @property
+    def head_hidden_size(self) -> int:
+        return self.vit.head_hidden_size
+
+    @property
+    def embed_dim(self) -> int:
+        return self.vit.embed_dim
+
+    @property
+    def global_pool(self) -> str:
+        return self.vit.global_pool
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        return [{**info, "module": f"vit.{info['module']}"} for info in self.vit.feature_info]
+
+
+def filter_checkpoint(state: dict[str, Any], model: Adaptive) -> dict[str, Any]:
+    """Lets a plain ViT's checkpoint load into a wrapper: positions resized, the wrapper's own parts left as they are."""
+    state = state.get("state_dict", state.get("model", state))
+    if any(key.startswith("vit.") for key in state):
+        return state
+    backbone = {f"vit.{key}": value for key, value in checkpoint_filter_fn(state, model.vit).items()}
+    ours = {key: value for key, value in model.state_dict().items() if not key.startswith("vit.") or "tape_mlp" in key}
+    return {**ours, **backbone}
+
+
+def _check_backbone(vit: nn.Module) -> None:
+    if not isinstance(vit, VisionTransformer):
+        raise TypeError(f"the backbone is a {type(vit).__name__}; it must be a timm VisionTransformer")
+    if isinstance(vit, VisionTransformerDistilled):
+        raise ValueError("the backbone has a distillation head, whose two logits a wrapper would have to mix; use plain")
+    if vit.attn_pool is not None:
+        raise ValueError(
+            f"the backbone pools by global_pool={vit.global_pool!r}, whose attention would read hidden tape; "
+            "use 'token', 'avg', 'max' or 'avgmax'"
+        )

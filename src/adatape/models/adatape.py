@@ -1,0 +1,206 @@
+"""AdaTape: a ViT that reads a tape after its first block and carries it through the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+from timm.models._builder import build_model_with_cfg
+from timm.models._registry import generate_default_cfgs, register_model
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from adatape.banks import InputBank, LearnedBank
+from adatape.config import Reading, TapeFFN
+from adatape.encoder import TapeBlock, TapeBlocksFrom, tape_mlp
+from adatape.layout import append, key_mask
+from adatape.models.adaptive import Adaptive, Visit, Walk, filter_checkpoint
+from adatape.reader import TapeReader
+from adatape.records import Tape
+
+BankName = Literal["input", "learn"]
+QueryName = Literal["mean", "token"]
+FFN_PLACES: dict[TapeFFN, tuple[str, ...]] = {
+    "none": (),
+    "append": ("append",),
+    "blocks": ("blocks",),
+    "append+blocks": ("append", "blocks"),
+}
+
+
+class AdaTape(Adaptive):
+    """Wraps a ViT with a bank and a reader; the tape joins before block index `layer`.
+
+    `tape_ffn` says where tape tokens take a feed-forward of their own: once when appended (the paper's ImageNet
+    models), in each block that follows, in both (its JFT models), or nowhere. `query` is the mean of the tokens or
+    the class token; by default it is what the ViT pools.
+    """
+
+    def __init__(
+        self,
+        vit: VisionTransformer,
+        bank: nn.Module,
+        reading: Reading | None = None,
+        *,
+        layer: int = 1,
+        tape_ffn: TapeFFN = "append",
+        query: QueryName | None = None,
+    ) -> None:
+        super().__init__(vit)
+        reading = reading or Reading()
+        query = query or ("token" if vit.global_pool == "token" else "mean")
+        _check_placement(vit, layer, tape_ffn, query)
+        self.layer, self.tape_ffn, self.query = layer, tape_ffn, query
+        self.bank = bank
+        self.reader = TapeReader(vit.embed_dim, reading, bank.size)  # type: ignore[arg-type]
+        hidden = vit.blocks[0].mlp.fc1.out_features
+        self.append_mlp = tape_mlp(vit.embed_dim, hidden) if "append" in FFN_PLACES[tape_ffn] else nn.Identity()
+
+    def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
+        """Turns the cost up or down, at any time: steps=0 is the plain ViT, bit for bit; no argument resets."""
+        self.reader.set_budget(steps, threshold)
+
+    def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:
+        tokens = self.embed(x)
+        inputs, tape, visible = tokens.shape[1], None, None
+        for layer, block in enumerate(self.vit.blocks):
+            if layer == self.layer and self.reader.steps > 0:
+                tape = self.reader(self._query(tokens), self.bank(x), generator)
+                tokens, visible = append(tokens, self.append_mlp(tape.tokens), tape.mask)
+            tokens = self.run_block(block, tokens, **_tape_arguments(block, tape, visible))
+            visit(layer, tokens[:, :inputs])
+        ponder = tokens.new_zeros(tokens.shape[0], dtype=torch.float32) if tape is None else tape.ponder
+        return Walk(tokens, ponder, visible, tape)
+
+    def _query(self, tokens: Tensor) -> Tensor:
+        return tokens[:, 0] if self.query == "token" else tokens.mean(1)
+
+    def no_weight_decay(self) -> set[str]:
+        ours = {"bank.pos_embed"} if isinstance(self.bank, InputBank) else set()
+        return super().no_weight_decay() | ours
+
+
+def _tape_arguments(block: nn.Module, tape: Tape | None, visible: Tensor | None) -> dict[str, Any]:
+    if tape is None or visible is None:
+        return {}
+    rows = {"tape": tape.mask.shape[1]} if isinstance(block, TapeBlock) else {}
+    return {"attn_mask": key_mask(visible), **rows}
+
+
+def _check_placement(vit: VisionTransformer, layer: int, tape_ffn: str, query: str) -> None:
+    if not 0 <= layer < len(vit.blocks):
+        raise ValueError(f"layer is {layer}; the tape joins before a block index from 0 to {len(vit.blocks) - 1}")
+    if tape_ffn not in FFN_PLACES:
+        raise ValueError(f"tape_ffn is {tape_ffn!r}; it must be one of {', '.join(FFN_PLACES)}")
+    if query not in ("mean", "token"):
+        raise ValueError(f"query is {query!r}; it must be mean or token")
+    if query == "token" and vit.cls_token is None:
+        raise ValueError("query is 'token'; the ViT has no class token, so use 'mean'")
+    has_tape_blocks = all(isinstance(block, TapeBlock) for block in vit.blocks[layer:])
+    if "blocks" in tape_ffn and not has_tape_blocks:
+        raise ValueError(
+            f"tape_ffn is {tape_ffn!r}; the ViT's blocks have no tape feed-forward: "
+            f"build it with block_fn=TapeBlocksFrom({layer})"
+        )
+
+
+def wrap(
+    vit: VisionTransformer,
+    bank: BankName | nn.Module = "input",
+    *,
+    patch: int = 8,
+    bank_size: int = 10_000,
+    reading: Reading | None = None,
+    **options: Any,
+) -> AdaTape:
+    """AdaTape around a ViT that exists already; `options` are AdaTape's own (layer, tape_ffn, query)."""
+    return AdaTape(vit, make_bank(bank, vit, patch, bank_size), reading or default_reading(bank), **options)
+
+
+def make_bank(bank: BankName | nn.Module, vit: VisionTransformer, patch: int, bank_size: int) -> nn.Module:
+    if isinstance(bank, nn.Module):
+        return bank
+    if bank == "learn":
+        return LearnedBank(bank_size, vit.embed_dim)
+    if bank == "input":
+        return InputBank(vit.embed_dim, patch=patch, image=vit.patch_embed.img_size, channels=vit.in_chans)
+    raise ValueError(f"bank is {bank!r}; it must be 'input', 'learn' or a module called as bank(images)")
+
+
+def default_reading(bank: BankName | nn.Module, large: bool = False) -> Reading:
+    """The paper's hyper-parameter table: the two training tricks go with a learnable bank, τ = 1 with large + input."""
+    if bank == "learn":
+        return Reading(noise=0.01, hide=0.1)
+    return Reading(threshold=1.0) if large else Reading()
+
+
+SIZES = {
+    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
+    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
+    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+    "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},
+}
+
+
+def build(
+    *,
+    bank: BankName = "input",
+    bank_patch: int = 8,
+    bank_size: int = 10_000,
+    tape_ffn: TapeFFN = "append",
+    layer: int = 1,
+    query: QueryName | None = None,
+    **options: Any,
+) -> AdaTape:
+    """An AdaTape from scratch; `options` are fields of `Reading` and arguments of timm's VisionTransformer."""
+    if bank not in ("input", "learn"):
+        raise ValueError(f"bank is {bank!r}; it must be 'input' or 'learn'")
+    reading = dataclasses.replace(
+        default_reading(bank, large=options.get("depth", 12) > 12),
+        **{field.name: options.pop(field.name) for field in dataclasses.fields(Reading) if field.name in options},
+    )
+    pooling: dict[str, Any] = {} if bank == "learn" else {"class_token": False, "global_pool": "avg", "fc_norm": False}
+    blocks: dict[str, Any] = {"block_fn": TapeBlocksFrom(layer)} if "blocks" in tape_ffn else {}
+    vit = VisionTransformer(**{**pooling, **blocks, **options})
+    return AdaTape(vit, make_bank(bank, vit, bank_patch, bank_size), reading, layer=layer, tape_ffn=tape_ffn, query=query)
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        f"adatape_{size}_patch{patch}_224": {
+            "num_classes": 1000,
+            "input_size": (3, 224, 224),
+            "fixed_input_size": True,
+            "interpolation": "bilinear",
+            "mean": (0.5, 0.5, 0.5),
+            "std": (0.5, 0.5, 0.5),
+            "first_conv": "vit.patch_embed.proj",
+            "classifier": "vit.head",
+            "license": "apache-2.0",
+        }
+        for size in SIZES
+        for patch in (16, 32)
+    }
+)
+
+
+def _register(name: str, size: str, patch: int) -> None:
+    def create(pretrained: bool = False, **options: Any) -> AdaTape:
+        return build_model_with_cfg(
+            build,
+            name,
+            pretrained,
+            pretrained_filter_fn=filter_checkpoint,
+            feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+            **{**SIZES[size], "patch_size": patch, **options},
+        )
+
+    create.__name__ = create.__qualname__ = name
+    create.__doc__ = f"AdaTape-{size.capitalize()}/{patch}; options: see `adatape.models.adatape.build`."
+    register_model(create)
+
+
+for _size in SIZES:
+    for _patch in (16, 32):
+        _register(f"adatape_{_size}_patch{_patch}_224", _size, _patch)

@@ -1,0 +1,19 @@
+"""Plain: a ViT that adapts nothing, behind the same `Output` as the models that do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adatape.models.adaptive import Adaptive, Visit, Walk
+
+
+class Plain(Adaptive):
+    """The wrapped ViT itself: what every adaptive model is compared with."""
+
+    def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:  # noqa: ARG002
+        tokens = self.embed(x)
+        for layer, block in enumerate(self.vit.blocks):
+            tokens = self.run_block(block, tokens)
+            visit(layer, tokens)
+        return Walk(tokens, ponder=tokens.new_zeros(tokens.shape[0]))

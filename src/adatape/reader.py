@@ -1,0 +1,122 @@
+"""TapeReader: what surrounds Algorithm 2 in a model. Shared norm, noise, hidden tokens, and a budget."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from adatape.atr import Choose, highest, read_tape
+from adatape.config import Choice, Reading, merge_of
+from adatape.records import Tape
+
+
+def at_random(d: Float[Tensor, "b c"], k: int) -> Tensor:
+    """A control: unread tokens in random order."""
+    return highest(torch.rand_like(d).masked_fill(d == -math.inf, -math.inf), k)
+
+
+def in_order(d: Float[Tensor, "b c"], k: int) -> Tensor:
+    """A control: unread tokens as they stand in the bank."""
+    place = -torch.arange(d.shape[-1], device=d.device, dtype=d.dtype)
+    return highest(place.expand_as(d).masked_fill(d == -math.inf, -math.inf), k)
+
+
+CHOICES: dict[Choice, Choose] = {"highest": highest, "random": at_random, "order": in_order}
+
+
+class TapeReader(nn.Module):
+    """Reads a tape for a query from a bank, both through one LayerNorm, in float32 or better."""
+
+    def __init__(self, width: int, reading: Reading, bank_size: int) -> None:
+        super().__init__()
+        _check_bank(reading, bank_size, width)
+        self.reading = reading
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        nn.init.constant_(self.norm.weight, reading.norm_scale)
+        self.steps, self.threshold = reading.steps, reading.threshold
+
+    def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
+        """Sets the most tokens to read and where to halt; the threshold scales with steps unless it is given."""
+        steps = self.reading.steps if steps is None else steps
+        if steps < 0:
+            raise ValueError(f"steps is {steps}; it must be 0 (no tape) or more")
+        if threshold is None:
+            threshold = self.reading.threshold * steps / self.reading.steps
+        elif not threshold > 0:
+            raise ValueError(f"threshold is {threshold}; it must be positive")
+        if steps > self.reading.steps:
+            warnings.warn(
+                f"steps is {steps}; the model was built, and perhaps trained, for at most {self.reading.steps}",
+                stacklevel=3,
+            )
+        self.steps, self.threshold = steps, threshold
+
+    def forward(
+        self,
+        query: Float[Tensor, "b d"],
+        bank: Float[Tensor, "c d"] | Float[Tensor, "b c d"],
+        generator: torch.Generator | None = None,
+    ) -> Tape:
+        reading = self.reading
+        with torch.autocast(query.device.type, enabled=False):
+            if self.training and reading.noise > 0:
+                query = query + reading.noise * _random(torch.randn, query.shape, query, generator)
+            query, bank = self._norm(query), self._norm(bank)
+            return read_tape(
+                query,
+                bank,
+                steps=self.steps,
+                threshold=self.threshold,
+                merge=reading.merged,
+                query_width=reading.query_width,
+                taken=self._hidden(query, bank, generator),
+                update=reading.update,
+                ponder=reading.ponder,
+                ponder_at_halt=reading.ponder_at_halt,
+                choose=CHOICES[reading.choose],
+                check=False,  # a trained model's values are its own; a look at them would wait for the GPU every step
+            )
+
+    def _norm(self, x: Tensor) -> Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        weight, bias = self.norm.weight.to(wide.dtype), self.norm.bias.to(wide.dtype)
+        return nn.functional.layer_norm(wide, self.norm.normalized_shape, weight, bias, self.norm.eps)
+
+    def _hidden(self, query: Tensor, bank: Tensor, generator: torch.Generator | None) -> Bool[Tensor, "b c"] | None:
+        if not (self.training and self.reading.hide > 0):
+            return None
+        shape = (query.shape[0], bank.shape[-2])
+        return _random(torch.rand, shape, query, generator) < self.reading.hide
+
+    def extra_repr(self) -> str:
+        return f"steps={self.steps}, threshold={self.threshold}, merge={self.reading.merged}"
+
+
+def _random(
+    draw: Callable[..., Tensor], shape: Sequence[int], like: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    return draw(shape, device=like.device, dtype=like.dtype, generator=generator)
+
+
+def _check_bank(reading: Reading, size: int, width: int) -> None:
+    """Refuses at construction what reading would refuse later."""
+    if not 0 < reading.query_width <= width:
+        raise ValueError(f"query_width is {reading.query_width}; it must be between 1 and the model's width {width}")
+    if reading.choose not in CHOICES:
+        raise ValueError(f"choose is {reading.choose!r}; it must be one of {', '.join(CHOICES)}")
+    for name, value in (("steps", reading.steps), ("threshold", reading.threshold), ("merge", reading.merged)):
+        if not value > 0:
+            raise ValueError(f"{name} is {value}; it must be positive")
+    if not 0 <= reading.hide < 1 or reading.noise < 0:
+        raise ValueError(f"hide is {reading.hide} and noise {reading.noise}; they must be in [0, 1) and at least 0")
+    need = reading.steps * merge_of(reading.steps, reading.threshold, reading.merge)
+    # Six standard deviations of the Bernoulli count: about one sample in a billion would have too few left.
+    hidden = size * reading.hide + 6 * math.sqrt(size * reading.hide * (1 - reading.hide))
+    if size - hidden < need:
+        hides = f", up to {math.ceil(hidden)} of them hidden in training" if reading.hide else ""
+        raise ValueError(f"bank has {size} tokens{hides}; steps × merge needs {need}")

@@ -1,0 +1,138 @@
+"""Tables and progress bars of the command line."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import adatape.models  # noqa: F401  registers the models with timm
+from adatape.config import Experiment
+from adatape.data.parity import test_set
+from adatape.measure.accuracy import Score, score
+from adatape.measure.cost import cost, total
+from adatape.train.run import load_config, load_run, run
+
+TABLE: dict[str, Any] = {"box": None, "header_style": "bold"}
+
+
+def pick_device(asked: str) -> str:
+    if asked != "auto":
+        torch.device(asked)  # an unknown name is an error that lists the known ones
+        return asked
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def progress_bar() -> Progress:
+    """Live on a terminal, silent in a file or a pipe."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    note = TextColumn("{task.fields[note]}")
+    return Progress(*columns, note, disable=not sys.stdout.isatty())
+
+
+def train_with_progress(what: Any, out: Path | None, device: str) -> dict[str, Any]:
+    experiment: Experiment = what if isinstance(what, Experiment) else load_config(what.config)
+    out, device = out or _free_folder(experiment.recipe), pick_device(device)
+    console = Console()
+    with progress_bar() as bar:
+        task = bar.add_task(experiment.recipe, total=experiment.optimizer.steps, note="")
+
+        def watch(step: int, loss: float, result: Score | None) -> None:
+            note = f"loss {loss:.3f}" if result is None else describe(result)
+            bar.update(task, completed=step, note=note)
+            if result is not None:
+                bar.console.print(f"step {step:6d}  train loss {loss:.4f}  validation {describe(result)}", highlight=False)
+
+        result = run(experiment, out, device, watch)
+    table = Table("test accuracy", "tape length", "parameters", "GFLOPs", "steps", "seconds", **TABLE)
+    table.add_row(
+        f"{result['accuracy']:.2%}",
+        f"{result['length_mean']:.1f} ± {result['length_var'] ** 0.5:.1f}",
+        f"{result['parameters'] / 1e6:.3f} M",
+        f"{result['gflops']:.4f}",
+        str(result["steps"]),
+        f"{result['seconds']:.0f}",
+    )
+    console.print(table)
+    console.print(f"run folder: {out}", highlight=False)
+    return {**result, "out": str(out)}
+
+
+def describe(result: Score) -> str:
+    return f"accuracy {result.accuracy:.2%}, tape {result.length_mean:.1f} ± {result.length_var**0.5:.1f}"
+
+
+def print_evaluation(folder: Path, length: int | None, device: str) -> dict[str, Any]:
+    with warnings.catch_warnings():  # reading further than trained is what `--length` asks for
+        warnings.simplefilter("ignore", UserWarning)
+        experiment, model = load_run(folder, length)
+    length = length or experiment.data.length
+    result = score(model.to(pick_device(device)), test_set(length, experiment.data.held_out), batch=400)
+    whole = total(cost(model))
+    table = Table("length", "accuracy", "loss", "tape length", "GFLOPs (bound)", **TABLE)
+    tape = f"{result.length_mean:.1f} ± {result.length_var**0.5:.1f}"
+    table.add_row(str(length), f"{result.accuracy:.2%}", f"{result.loss:.4f}", tape, f"{whole.macs / 1e9:.4f}")
+    Console().print(table)
+    return {"length": length, **result._asdict(), "parameters": whole.parameters, "gflops": whole.macs / 1e9}
+
+
+def print_cost(name: str, classes: int, tape: int | None, **options: str | None) -> dict[str, Any]:
+    given = {key: value for key, value in options.items() if value is not None}
+    model = _create(name, num_classes=classes, **given)
+    parts = cost(model, tape)
+    table = Table("part", "parameters (M)", "GFLOPs", "share", title=_cost_title(name, given, model, tape), **TABLE)
+    whole = total(parts)
+    for part in [*parts, whole]:
+        share = f"{part.macs / whole.macs:.1%}"
+        table.add_row(part.name, f"{part.parameters / 1e6:.3f}", f"{part.macs / 1e9:.3f}", share)
+    Console().print(table)
+    return {
+        "model": name,
+        **given,
+        "tape": tape,
+        "parameters": whole.parameters,
+        "gflops": whole.macs / 1e9,
+        "parts": {part.name: {"parameters": part.parameters, "gflops": part.macs / 1e9} for part in parts},
+    }
+
+
+def print_models() -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    table = Table("model", "bank", "parameters (M)", "GFLOPs (bound)", **TABLE)
+    for name, bank in itertools.product(timm.list_models("adatape_*"), ("input", "learn")):
+        with torch.device("meta"):
+            whole = total(cost(timm.create_model(name, bank=bank)))
+        rows[f"{name} {bank}"] = {"parameters": whole.parameters, "gflops": whole.macs / 1e9}
+        table.add_row(name, bank, f"{whole.parameters / 1e6:.3f}", f"{whole.macs / 1e9:.3f}")
+    Console().print(table)
+    return rows
+
+
+def _create(name: str, **options: Any) -> torch.nn.Module:
+    if not timm.is_model(name):
+        near = timm.list_models(f"*{name.split('_')[0]}*")[:5] or timm.list_models("adatape_*")[:5]
+        raise ValueError(f"{name} is not a model; near matches: {', '.join(near)}")
+    with torch.device("meta"):
+        try:
+            return timm.create_model(name, **options)
+        except TypeError as error:
+            raise ValueError(f"{name} does not take these options: {error}") from error
+
+
+def _cost_title(name: str, given: dict[str, str], model: torch.nn.Module, tape: int | None) -> str:
+    settings = " ".join(f"{key}={value}" for key, value in given.items())
+    reader = getattr(model, "reader", None)
+    read = "" if reader is None else f"{reader.steps if tape is None else tape} tape tokens"
+    return " · ".join(piece for piece in (name, settings, read) if piece)
+
+
+def _free_folder(recipe: str) -> Path:
+    return next(path for n in itertools.count(1) if not (path := Path("runs") / f"{recipe}-{n}").exists())

@@ -1,0 +1,1 @@
+"""Training: a steppable trainer, and runs that leave a folder behind."""
