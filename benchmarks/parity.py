@@ -26,7 +26,7 @@ def runs_of(grid: str) -> list[list[str]]:
     return [list(itertools.chain(*zip(names, row, strict=True))) for row in itertools.product(*values)]
 
 
-def carry_out(options: list[str], folder: Path, device: str, deadline: float) -> dict:
+def carry_out(options: list[str], folder: Path, device: str, deadline: float, also: list[str]) -> dict:
     if time.time() > deadline:
         return {"options": " ".join(options), "error": "not started: the time was up"}
     command = [sys.executable, "-m", "adatape.cli", "train", "parity", *options, "--out", str(folder), "--device", device]
@@ -45,7 +45,14 @@ def carry_out(options: list[str], folder: Path, device: str, deadline: float) ->
         "result": json.loads((folder / "result.json").read_text()),
         "curve": [[point["step"], round(point["accuracy"], 4)] for point in curve],
         "environment": json.loads((folder / "env.json").read_text()),
+        "elsewhere": [evaluate(folder, length, device) for length in also],
     }
+
+
+def evaluate(folder: Path, length: str, device: str) -> list:
+    command = [sys.executable, "-m", "adatape.cli", "eval", str(folder), "--length", length, "--device", device, "--json"]
+    asked = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [int(length), json.loads(asked.stdout.splitlines()[-1])["accuracy"]]
 
 
 def main() -> None:
@@ -55,20 +62,23 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--minutes", type=float, default=600)
+    parser.add_argument("--also", default="", help="lengths at which each trained model is evaluated, too")
     chosen = parser.parse_args()
+    also = [length for length in chosen.also.split(",") if length]
     runs = [options for grid in chosen.grids for options in runs_of(grid)]
     deadline = time.time() + 60 * chosen.minutes
     done = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(chosen.jobs) as pool:
         started = [
-            pool.submit(carry_out, options, Path(folder) / str(n), chosen.device, deadline)
+            pool.submit(carry_out, options, Path(folder) / str(n), chosen.device, deadline, also)
             for n, options in enumerate(runs)
         ]
         for future in started:
             row = future.result()
             done.append(row)
             result = row.get("result")
-            shown = row if result is None else f"{result['accuracy']:.4f}  step {result['steps']}  {result['seconds']:.0f} s"
+            shown = row.get("error") if result is None else f"{result['accuracy']:.4f}  step {result['steps']}  {result['seconds']:.0f} s"
+            shown = f"{shown} {row.get('last', [{}])[-1:] and [(x.get('step'), x.get('accuracy')) for x in row.get('last', [])]} {row.get('elsewhere', '')}"
             print(f"{row['options']:60s} {shown}", flush=True)
             chosen.out.parent.mkdir(parents=True, exist_ok=True)
             chosen.out.write_text("[\n" + ",\n".join(json.dumps(row) for row in done) + "\n]\n")

@@ -51,11 +51,11 @@ def merge_of(steps: int, threshold: float, merge: int | None) -> int:
     """K, by default T / τ: the count for which a uniform softmax halts after exactly T steps."""
     if merge is not None:
         return merge
-    if math.isinf(threshold):
+    if threshold == math.inf:
         raise ValueError(f"threshold is {threshold} and merge is None; steps / threshold gives 0, so pass merge >= 1")
     if not threshold > 0:
         raise ValueError(f"threshold is {threshold}; it must be positive")
-    return max(1, math.floor(steps / threshold + 1e-9))
+    return max(1, int(steps / threshold + 1e-9))
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class SequenceModel:
     depth: int = 12
     heads: int = 3
     reading: Reading | None = None
-    layer: int = 0
+    layer: int = 1
     """block index before which the tape joins"""
-    tape_ffn: TapeFFN = "blocks"
+    tape_ffn: TapeFFN = "append"
     """where tape tokens take a feed-forward of their own"""
 
 
@@ -106,10 +106,10 @@ class Experiment:
     ponder_weight: float = 0.0
     """weight of the length loss (λ)"""
     seed: int = 0
-    evaluate_every: int = 500
+    evaluate_every: int = 250
     """steps between evaluations"""
     stop_at: float | None = 1.0
-    """validation accuracy that ends a run when met twice in a row"""
+    """validation accuracy that ends a run when met three times in a row"""
 
 
 def to_dict(config: Any) -> dict[str, Any]:

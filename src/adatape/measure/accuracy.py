@@ -21,7 +21,7 @@ class Score(NamedTuple):
 
 
 @torch.no_grad()
-def score(model: Adaptive, data: Batch, batch: int = 800) -> Score:
+def score(model: Adaptive, data: Batch, batch: int = 1600) -> Score:
     """One pass over `data` in eval mode; the model is left in the mode it was in."""
     device, was_training = next(model.parameters()).device, model.training
     model.eval()

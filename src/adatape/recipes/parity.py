@@ -27,8 +27,8 @@ def parity(
     lr: float = 3e-5,
     steps: int = 10_000,
     seed: int = 0,
-    layer: int = 0,
-    tape_ffn: TapeFFN = "blocks",
+    layer: int = 1,
+    tape_ffn: TapeFFN = "append",
     norm_scale: float = 0.3,
 ) -> Experiment:
     """Transformer-Tiny on sequences of any length, as in the paper: batch 128, 1,000 warm-up steps."""

@@ -28,6 +28,7 @@ class Trainer:
         groups = param_groups_weight_decay(self.model, optimizer.weight_decay, self.model.no_weight_decay())
         # A tensor rate can change between replays of a captured step; the capturable optimizer is CUDA's alone.
         on_gpu = self.device.type == "cuda"
+        torch.set_float32_matmul_precision("high" if on_gpu else "highest")  # the reader sums in float64 either way
         self.rate = torch.tensor(optimizer.lr, device=self.device)
         self.optimizer = torch.optim.AdamW(groups, lr=self.rate, capturable=on_gpu, fused=on_gpu)
         self.update = captured(self._update, self._batch()) if on_gpu else self._update

@@ -28,6 +28,7 @@ from adatape.train.loop import Trainer
 
 Watch = Callable[[int, float, Score | None], None]
 WEIGHTS = Path("checkpoints/model.safetensors")
+CONFIRMATIONS = 3  # evaluations in a row that must reach `stop_at`
 
 
 def run(experiment: Experiment, out: Path, device: str, watch: Watch) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def run(experiment: Experiment, out: Path, device: str, watch: Watch) -> dict[st
     trainer = Trainer(experiment, device)
     met = 0
     with (out / "metrics.jsonl").open("w") as metrics:
-        while trainer.step < experiment.optimizer.steps and met < 2:
+        while trainer.step < experiment.optimizer.steps and met < CONFIRMATIONS:
             loss = _advance(trainer, watch)
             result = trainer.evaluate()
             met = met + 1 if experiment.stop_at is not None and result.accuracy >= experiment.stop_at else 0

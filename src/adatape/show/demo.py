@@ -1,0 +1,103 @@
+"""The demo: AdaTape and a plain Transformer learn parity side by side."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from adatape.data.parity import test_set
+from adatape.measure.accuracy import Score
+from adatape.recipes.parity import System, parity_small
+from adatape.show.figures import draw_demo
+from adatape.show.terminal import TABLE, describe, progress_bar
+from adatape.train.loop import Trainer
+from adatape.train.run import conclude, prepare
+
+SYSTEMS: tuple[System, ...] = ("adatape", "transformer")
+
+
+def show_demo(out: Path, seed: int) -> dict[str, Any]:
+    """Trains both, prints a table, writes `demo.png` and two run folders."""
+    _clear(out)
+    trainers, curves, seconds = {}, {}, {}
+    for system in SYSTEMS:
+        experiment = parity_small(system=system, seed=seed)
+        prepare(out / system, experiment, "cpu")
+        trainers[system] = Trainer(experiment)
+        curves[system] = [(0, trainers[system].evaluate())]
+        seconds[system] = 0.0
+    _train_side_by_side(trainers, curves, seconds)
+    results = {}
+    for system, trainer in trainers.items():
+        lines = [json.dumps({"step": step, **result._asdict()}) for step, result in curves[system]]
+        (out / system / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        results[system] = conclude(trainer, out / system, seconds[system])
+    sample = _telling_sequence(trainers["adatape"])
+    picture = draw_demo(out / "demo.png", curves, results["adatape"]["lengths"], *sample)
+    _print_table(results, picture)
+    summary = {**results, "picture": str(picture), "seconds": sum(seconds.values())}
+    (out / "demo.json").write_text(json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def _train_side_by_side(
+    trainers: dict[System, Trainer], curves: dict[System, list[tuple[int, Score]]], seconds: dict[System, float]
+) -> None:
+    with progress_bar() as bar:
+        tasks = {
+            system: bar.add_task(f"{system:12s}", total=trainer.experiment.optimizer.steps, note="")
+            for system, trainer in trainers.items()
+        }
+        while any(trainer.step < trainer.experiment.optimizer.steps for trainer in trainers.values()):
+            for system, trainer in trainers.items():
+                began = time.perf_counter()
+                for _ in trainer.train(trainer.experiment.evaluate_every):
+                    bar.advance(tasks[system])
+                seconds[system] += time.perf_counter() - began
+                result = trainer.evaluate()
+                curves[system].append((trainer.step, result))
+                bar.update(tasks[system], note=describe(result))
+
+
+@torch.no_grad()
+def _telling_sequence(trainer: Trainer) -> tuple[list[int], list[list[int]], list[list[float]], int]:
+    """A short test sequence with an odd number of ones, how it was read, and the answer."""
+    data = test_set(trainer.experiment.data.length, 64)
+    output = trainer.model.eval()(data.symbols, output=True)
+    # The most mixed pairs say most; among those the first sequence that has an odd number of ones.
+    taken = data.symbols[:, :, None].expand(-1, -1, 2).gather(1, output.tape.index.clamp(min=0))
+    mixed = ((taken[..., 0] != taken[..., 1]) & output.tape.mask).sum(-1)
+    chosen = int((mixed * data.label).argmax())
+    read = int(output.tape.length[chosen])
+    return (
+        data.symbols[chosen].tolist(),
+        output.tape.index[chosen, :read].tolist(),
+        output.tape.weight[chosen, :read].tolist(),
+        int(output.logits[chosen].argmax()),
+    )
+
+
+def _print_table(results: dict[str, Any], picture: Path) -> None:
+    table = Table("system", "test accuracy", "tape length", "parameters", "MFLOPs", "training", title="parity", **TABLE)
+    for system, result in results.items():
+        read = f"{result['length_mean']:.1f} ± {result['length_var'] ** 0.5:.1f}" if system == "adatape" else "–"
+        size, work = f"{result['parameters'] / 1e6:.3f} M", f"{result['gflops'] * 1e3:.2f}"
+        table.add_row(system, f"{result['accuracy']:.2%}", read, size, work, f"{result['seconds']:.0f} s")
+    console = Console()
+    console.print(table)
+    console.print(f"picture: {picture}", highlight=False)
+
+
+def _clear(out: Path) -> None:
+    """Removes an earlier demo, and nothing else."""
+    if (out / "demo.json").is_file():
+        shutil.rmtree(out)
+    elif out.exists() and any(out.iterdir()):
+        raise FileExistsError(f"{out} exists and is no earlier demo; choose another --out or remove it")

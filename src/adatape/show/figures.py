@@ -1,0 +1,102 @@
+"""Pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Arc, Circle, Rectangle
+
+from adatape.measure.accuracy import Score
+
+COLOURS = {-1: "#4C78A8", 0: "#B8B8B8", 1: "#F2A93B"}
+INK, ALERT = "#30343B", "#C8382E"
+LINES = {"adatape": "#1B7F5C", "transformer": "#8A5FBF"}
+
+
+def draw_demo(
+    path: Path,
+    curves: dict,
+    lengths: Sequence[int],
+    symbols: Sequence[int],
+    pairs: Sequence[Sequence[int]],
+    weights: Sequence[Sequence[float]],
+    answer: int,
+) -> Path:
+    """Learning curves, tape lengths, and one sequence with its pairs as the reader took them."""
+    figure = Figure(figsize=(11, 7.2), layout="constrained", facecolor="white")
+    grid = figure.add_gridspec(2, 3, height_ratios=(1, 1.25))
+    draw_curves(figure.add_subplot(grid[0, :2]), curves)
+    draw_lengths(figure.add_subplot(grid[0, 2]), lengths)
+    draw_reading(figure.add_subplot(grid[1, :]), symbols, pairs, weights, answer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def draw_curves(axes: Axes, curves: dict[str, list[tuple[int, Score]]]) -> None:
+    for system, points in curves.items():
+        steps, accuracy = [step for step, _ in points], [100 * result.accuracy for _, result in points]
+        axes.plot(steps, accuracy, color=LINES.get(system, INK), linewidth=2, label=system)
+    axes.axhline(50, color=INK, linewidth=0.8, linestyle=":")
+    axes.set(title="Is the number of ones odd?", xlabel="training step", ylabel="validation accuracy (%)", ylim=(40, 103))
+    axes.legend(frameon=False, loc="center right")
+    _tidy(axes)
+
+
+def draw_lengths(axes: Axes, lengths: Sequence[int]) -> None:
+    axes.bar(range(len(lengths)), lengths, color=LINES["adatape"])
+    axes.set(title="Tape tokens read", xlabel="tape length", ylabel="test sequences")
+    axes.set_xlim(-0.5, len(lengths) - 0.5)
+    _tidy(axes)
+
+
+def draw_reading(
+    axes: Axes, symbols: Sequence[int], pairs: Sequence[Sequence[int]], weights: Sequence[Sequence[float]], answer: int
+) -> None:
+    """Arcs join the symbols read together, numbered in reading order; below, the tape that they make."""
+    top = 0.0
+    for number, pair in enumerate(pairs, 1):
+        left, right = min(pair), max(pair)
+        mixed = symbols[left] != symbols[right]
+        reach = right - left
+        height = 0.5 + 0.16 * reach
+        top = max(top, height)
+        style = {"color": ALERT, "linewidth": 2.2} if mixed else {"color": INK, "linewidth": 0.9}
+        axes.add_patch(Arc(((left + right) / 2, 0.42), reach, 2 * height, theta1=0, theta2=180, **style))
+        label = {"color": ALERT if mixed else INK, "fontweight": "bold" if mixed else "normal"}
+        axes.text((left + right) / 2, 0.42 + height, str(number), ha="center", va="bottom", fontsize=9, **label)
+    for place, symbol in enumerate(symbols):
+        axes.add_patch(Circle((place, 0), 0.38, facecolor=COLOURS[symbol], edgecolor=INK, linewidth=0.8))
+        axes.text(place, 0, f"{symbol}".replace("-", "−"), ha="center", va="center", fontsize=11, color=INK)
+    _draw_tape(axes, symbols, pairs, weights)
+    ones = sum(symbol == 1 for symbol in symbols)
+    verdict = f"{ones} ones: {'odd' if ones % 2 else 'even'}; AdaTape answers {'odd' if answer else 'even'}"
+    axes.set_title(f"One sequence, read in pairs. Equal symbols pair up; an odd count leaves a mixed pair. {verdict}")
+    axes.set(xlim=(-2.2, len(symbols) - 0.4), ylim=(-2.4, top + 1.0), aspect="equal")
+    axes.axis("off")
+
+
+def _draw_tape(
+    axes: Axes, symbols: Sequence[int], pairs: Sequence[Sequence[int]], weights: Sequence[Sequence[float]]
+) -> None:
+    axes.text(-0.6, 0, "sequence", ha="right", va="center", color=INK)
+    axes.text(-0.6, -1.6, "tape", ha="right", va="center", color=INK)
+    room = (len(symbols) - 1) / max(1, len(pairs) - 1) if len(pairs) > 1 else 1.0
+    width = min(1.5, 0.8 * room)
+    for number, (pair, weight) in enumerate(zip(pairs, weights, strict=True)):
+        centre, left = number * room, number * room - width / 2
+        for place, share in zip(pair, weight, strict=True):
+            axes.add_patch(Rectangle((left, -1.9), width * share, 0.6, facecolor=COLOURS[symbols[place]], linewidth=0))
+            left += width * share
+        mixed = len({symbols[place] for place in pair}) > 1
+        edge = {"edgecolor": ALERT if mixed else INK, "linewidth": 2.2 if mixed else 0.8}
+        axes.add_patch(Rectangle((centre - width / 2, -1.9), width, 0.6, fill=False, **edge))
+        axes.text(centre, -2.2, str(number + 1), ha="center", va="center", fontsize=9, color=ALERT if mixed else INK)
+
+
+def _tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)

@@ -1,0 +1,98 @@
+"""The same laws on a CUDA device; `docs/results.md` names the last machine that passed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import timm
+import torch
+
+import adatape.models
+from adatape.atr import read_tape, scores
+from adatape.recipes import parity_small
+from adatape.train.loop import Trainer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def inputs(own: bool, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    bank = torch.randn(*((16,) if own else ()), 300, 128, generator=draw)
+    return torch.randn(16, 128, generator=draw).to(dtype), bank.to(dtype)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_cuda_reads_what_the_cpu_reads(own: bool, dtype: torch.dtype) -> None:
+    query, bank = inputs(own, dtype)
+    here, there = read_tape(query, bank), read_tape(query.cuda(), bank.cuda())
+    assert torch.equal(here.index, there.index.cpu())
+    assert torch.equal(here.length, there.length.cpu())
+    torch.testing.assert_close(there.tokens.cpu(), here.tokens)
+    torch.testing.assert_close(there.ponder.cpu(), here.ponder, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_row_reads_the_same_alone_as_in_a_batch(own: bool) -> None:
+    query, bank = (x.cuda() for x in inputs(own))
+    together = read_tape(query, bank)
+    for row in range(16):
+        one = slice(row, row + 1)
+        alone = read_tape(query[one], bank[one] if own else bank)
+        assert torch.equal(alone.index, together.index[one])
+        torch.testing.assert_close(alone.tokens, together.tokens[one])
+
+
+def test_equal_keys_score_equally_wherever_they_stand() -> None:
+    which = torch.randint(0, 3, (1003,), device="cuda")
+    for shape in ((3, 64), (5, 3, 64)):
+        d = scores(torch.randn(5, 64, device="cuda"), torch.randn(shape, device="cuda")[..., which, :])
+        for symbol in range(3):
+            same = d[:, which == symbol]
+            assert (same == same[:, :1]).all()
+
+
+def test_autocast_changes_nothing_in_the_reader() -> None:
+    query, bank = (x.cuda() for x in inputs(True))
+    with torch.autocast("cuda", torch.bfloat16):
+        tape = read_tape(query, bank)
+    assert torch.equal(tape.index, read_tape(query, bank).index)
+
+
+def test_compiles_in_full() -> None:
+    query, bank = (x.cuda() for x in inputs(False))
+    tape, expected = (f(query, bank, 3, 1.5) for f in (torch.compile(read_tape, fullgraph=True), read_tape))
+    assert torch.equal(tape.index, expected.index)
+    torch.testing.assert_close(tape.tokens, expected.tokens)
+
+
+@pytest.mark.parametrize("bank", ["input", "learn"])
+@pytest.mark.parametrize("tape_ffn", ["append", "append+blocks"])
+def test_a_model_trains_in_bfloat16_autocast(bank: str, tape_ffn: str) -> None:
+    model = timm.create_model("adatape_tiny_patch32_224", bank=bank, tape_ffn=tape_ffn, depth=3, bank_size=500).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        output = model(torch.randn(4, 3, 224, 224, device="cuda"), output=True)
+        loss = output.logits.float().square().mean() + 0.01 * output.ponder.mean()
+    loss.backward()
+    assert loss.isfinite()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_budget_zero_is_the_wrapped_vit_bit_for_bit() -> None:
+    model = adatape.models.wrap(timm.create_model("vit_tiny_patch16_224", depth=3)).cuda().eval()
+    model.set_budget(steps=0)
+    x = torch.randn(2, 3, 224, 224, device="cuda")
+    assert torch.equal(model(x), model.vit(x))
+
+
+def test_a_captured_step_is_the_eager_step() -> None:
+    experiment = parity_small(length=8)
+    small = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, depth=2))
+    captured, eager = Trainer(small, "cuda"), Trainer(small, "cuda")
+    eager.update = lambda batch: eager._update(type(batch)(*(part.cuda() for part in batch)))
+    ours, theirs = (torch.stack(list(trainer.train(12))) for trainer in (captured, eager))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
