@@ -1,8 +1,9 @@
-"""Runs a grid of parity experiments, several processes at a time, and tabulates them.
+"""Runs grids of parity experiments, several processes at a time, and writes one JSON row per run.
 
-    python benchmarks/parity.py results/parity.json --jobs 6 -- "--length 16,32 --seed 0,1,2" "--system transformer …"
+    python benchmarks/parity.py results/x.json --jobs 2 "--length 16,32 --seed 0,1,2" "--length 16 --system order"
 
-Each quoted argument is one grid: options of `adatape train parity`, comma-separated values multiplied out.
+Each quoted argument is one grid: options of `adatape train parity`, comma-separated values multiplied out. `--also`
+evaluates each trained model at other lengths. A run that is not done after `--minutes` is stopped and says so.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+ADATAPE = [sys.executable, "-m", "adatape.cli"]
 
 
 def runs_of(grid: str) -> list[list[str]]:
@@ -26,62 +30,71 @@ def runs_of(grid: str) -> list[list[str]]:
     return [list(itertools.chain(*zip(names, row, strict=True))) for row in itertools.product(*values)]
 
 
-def carry_out(options: list[str], folder: Path, device: str, deadline: float, also: list[str]) -> dict:
+def carry_out(options: list[str], folder: Path, device: str, also: list[str], deadline: float) -> dict[str, Any]:
+    row: dict[str, Any] = {"options": " ".join(options)}
     if time.time() > deadline:
-        return {"options": " ".join(options), "error": "not started: the time was up"}
-    command = [sys.executable, "-m", "adatape.cli", "train", "parity", *options, "--out", str(folder), "--device", device]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return {**row, "unfinished": "not started: the time was up"}
+    command = [*ADATAPE, "train", "parity", *options, "--out", str(folder), "--device", device]
     try:
-        limit = deadline + 5 - time.time()
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=limit)
+        ask(command, limit=deadline + 5 - time.time())
     except subprocess.TimeoutExpired:
-        last = (folder / "metrics.jsonl").read_text().splitlines()[-1:] if (folder / "metrics.jsonl").exists() else []
-        return {"options": " ".join(options), "error": "stopped: the time was up", "last": [json.loads(x) for x in last]}
+        return {**row, "unfinished": "stopped: the time was up", "curve": curve_of(folder)}
     except subprocess.CalledProcessError as error:
-        return {"options": " ".join(options), "error": error.stderr.strip().splitlines()[-1:]}
-    curve = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return {**row, "unfinished": error.stderr.strip().splitlines()[-1]}
     return {
-        "options": " ".join(options),
+        **row,
         "result": json.loads((folder / "result.json").read_text()),
-        "curve": [[point["step"], round(point["accuracy"], 4)] for point in curve],
-        "environment": json.loads((folder / "env.json").read_text()),
+        "curve": curve_of(folder),
         "elsewhere": [evaluate(folder, length, device) for length in also],
+        "environment": json.loads((folder / "env.json").read_text()),
     }
 
 
-def evaluate(folder: Path, length: str, device: str) -> list:
-    command = [sys.executable, "-m", "adatape.cli", "eval", str(folder), "--length", length, "--device", device, "--json"]
-    asked = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [int(length), json.loads(asked.stdout.splitlines()[-1])["accuracy"]]
+def evaluate(folder: Path, length: str, device: str) -> list[Any]:
+    said = ask([*ADATAPE, "eval", str(folder), "--length", length, "--device", device, "--json"])
+    return [int(length), json.loads(said.splitlines()[-1])["accuracy"]]
+
+
+def ask(command: list[str], limit: float | None = None) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=limit)
+    return done.stdout
+
+
+def curve_of(folder: Path) -> list[list[float]]:
+    """[step, validation accuracy] pairs, as far as the run got."""
+    path = folder / "metrics.jsonl"
+    points = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [[point["step"], round(point["accuracy"], 4)] for point in points]
+
+
+def describe(row: dict[str, Any]) -> str:
+    if "result" not in row:
+        return f"{row['unfinished']} {row.get('curve', [])[-1:]}"
+    result = row["result"]
+    return f"{result['accuracy']:.4f}  step {result['steps']}  {result['seconds']:.0f} s  {row['elsewhere'] or ''}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("grids", nargs="+")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--minutes", type=float, default=600)
-    parser.add_argument("--also", default="", help="lengths at which each trained model is evaluated, too")
+    parser.add_argument("--also", default="", help="comma-separated lengths")
     chosen = parser.parse_args()
     also = [length for length in chosen.also.split(",") if length]
-    runs = [options for grid in chosen.grids for options in runs_of(grid)]
     deadline = time.time() + 60 * chosen.minutes
+    runs = [options for grid in chosen.grids for options in runs_of(grid)]
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
     done = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(chosen.jobs) as pool:
-        started = [
-            pool.submit(carry_out, options, Path(folder) / str(n), chosen.device, deadline, also)
-            for n, options in enumerate(runs)
-        ]
-        for future in started:
-            row = future.result()
+        arguments = ((options, Path(folder) / str(n), chosen.device, also, deadline) for n, options in enumerate(runs))
+        for row in pool.map(lambda each: carry_out(*each), arguments):
             done.append(row)
-            result = row.get("result")
-            shown = row.get("error") if result is None else f"{result['accuracy']:.4f}  step {result['steps']}  {result['seconds']:.0f} s"
-            shown = f"{shown} {row.get('last', [{}])[-1:] and [(x.get('step'), x.get('accuracy')) for x in row.get('last', [])]} {row.get('elsewhere', '')}"
-            print(f"{row['options']:60s} {shown}", flush=True)
-            chosen.out.parent.mkdir(parents=True, exist_ok=True)
-            chosen.out.write_text("[\n" + ",\n".join(json.dumps(row) for row in done) + "\n]\n")
+            print(f"{row['options']:60s} {describe(row)}", flush=True)
+            chosen.out.write_text("[\n" + ",\n".join(json.dumps(each) for each in done) + "\n]\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -50,5 +51,5 @@ def read(query, bank, steps, threshold, merge, h, taken, update, ponder, ponder_
 
 def _gap(order, d, bank, h) -> float:
     """Tokens with the same key are told apart by their index, not by a score."""
-    pairs = zip(order, order[1:], strict=False)
+    pairs = itertools.pairwise(order)
     return min((d[a] - d[b] for a, b in pairs if list(bank[a][:h]) != list(bank[b][:h])), default=math.inf)

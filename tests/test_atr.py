@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -200,7 +201,7 @@ def test_saturated_weights_halt_as_soon_as_the_threshold_allows() -> None:
 def test_a_higher_threshold_never_reads_less() -> None:
     query, bank = torch.randn(32, 16), torch.randn(60, 16)
     lengths = [read_tape(query, bank, 10, t, merge=5, query_width=16).length for t in (0.5, 1, 1.5, 2, math.inf)]
-    assert all((a <= b).all() for a, b in zip(lengths, lengths[1:], strict=False))
+    assert all((a <= b).all() for a, b in itertools.pairwise(lengths))
     assert (lengths[-1] == 10).all()
 
 
@@ -247,7 +248,9 @@ def test_take_reads_a_shared_bank_and_each_rows_own() -> None:
 def test_compiles_without_a_graph_break(own: bool) -> None:
     query, bank = torch.randn(3, 16), torch.randn(*((3,) if own else ()), 40, 16)
     compiled = torch.compile(read_tape, backend="aot_eager", fullgraph=True)
-    for ours, theirs in zip(compiled(query, bank, 4, 2.0, query_width=8), read_tape(query, bank, 4, 2.0, query_width=8), strict=True):
+    for ours, theirs in zip(
+        compiled(query, bank, 4, 2.0, query_width=8), read_tape(query, bank, 4, 2.0, query_width=8), strict=True
+    ):
         torch.testing.assert_close(ours, theirs)
 
 
@@ -262,7 +265,9 @@ def test_a_compiled_reader_takes_other_settings() -> None:
 
 def test_compiles_in_full() -> None:
     query, bank = torch.randn(3, 16), torch.randn(40, 16)
-    tape, expected = (f(query, bank, 3, 1.5, query_width=8) for f in (torch.compile(read_tape, fullgraph=True), read_tape))
+    tape, expected = (
+        f(query, bank, 3, 1.5, query_width=8) for f in (torch.compile(read_tape, fullgraph=True), read_tape)
+    )
     assert torch.equal(tape.index, expected.index)
     torch.testing.assert_close(tape.tokens, expected.tokens)
 

@@ -71,7 +71,9 @@ def read_tape(
             w = d.gather(-1, i)  # line 6
             w = (w / h**0.5).softmax(-1)  # line 7
             s = weighted_sum(w, take(keys, i))  # line 8, the coordinates that the query needs
-            index.append(i), weight.append(w), mask.append(running)  # line 9; the halting token stays: departure 6
+            index.append(i)  # line 9; the halting token stays: departure 6
+            weight.append(w)
+            mask.append(running)
             p = w.amax(-1)
             counted = running if ponder_at_halt else running & (halting + p < threshold)  # lines 10-12; departure 7
             halting = halting + p * running  # line 13; `>=` halts: departure 5
@@ -93,13 +95,13 @@ def read_tape(
 
 
 PONDER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "gini": lambda w, halting: 1 - w.square().sum(-1),
-    "max": lambda w, halting: 1 - w.amax(-1),
-    "collect": lambda w, halting: halting,
+    "gini": lambda w, _: 1 - w.square().sum(-1),
+    "max": lambda w, _: 1 - w.amax(-1),
+    "collect": lambda _, halting: halting,
 }
 UPDATE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "average": lambda q, s: (q + s) / 2,
-    "replace": lambda q, s: s,
+    "replace": lambda _, s: s,
 }
 
 
@@ -115,7 +117,7 @@ def scores(q: Float[Tensor, "b h"], keys: Float[Tensor, "*b c h"]) -> Float[Tens
     return d.to(q.dtype)
 
 
-def take(bank: Float[Tensor, "*b c d"], index: Int[Tensor, "b *t"]) -> Float[Tensor, "b *t d"]:
+def take(bank: Float[Tensor, "*b c d"], index: Int[Tensor, b * t]) -> Float[Tensor, "b *t d"]:
     """The bank tokens at `index`, from one bank for all rows or from each row's own."""
     if bank.dim() == 2:
         return F.embedding(index, bank)

@@ -1,4 +1,4 @@
-"""Tape banks: where tape tokens come from. Both are called `bank(images)`, so the reader never asks which it has."""
+"""Tape banks: where tape tokens come from. All are called `bank(inputs)`, so the reader never asks which it has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from timm.layers import PatchEmbed, lecun_normal_, trunc_normal_
 from torch import Tensor, nn
 
 
-class LearnedBank(nn.Module):
+class Bank(nn.Module):
+    """Gives the tokens that may be read for a batch: (c, d) for all samples, or (b, c, d)."""
+
+    size: int  # tokens per sample (C)
+
+
+class LearnedBank(Bank):
     """Trained vectors, the same for every sample."""
 
     def __init__(self, size: int, width: int) -> None:
@@ -22,7 +28,7 @@ class LearnedBank(nn.Module):
         return self.tokens
 
 
-class InputBank(nn.Module):
+class InputBank(Bank):
     """Finer patches of the sample's own image: Z = h2(h1(X_p) + E_pos)."""
 
     def __init__(self, width: int, *, patch: int = 8, image: int | tuple[int, int] = 224, channels: int = 3) -> None:

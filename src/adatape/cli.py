@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json as json_module
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,10 +23,20 @@ class Replay:
     config: tyro.conf.Positional[Path]
 
 
+def _deferred(recipe: Callable[..., Experiment]) -> Callable[..., Callable[[], Experiment]]:
+    """The recipe with its options, yet to be called: what it refuses is then our error to print, not the parser's."""
+
+    @functools.wraps(recipe)
+    def choose(*args: Any, **kwargs: Any) -> Callable[[], Experiment]:
+        return functools.partial(recipe, *args, **kwargs)
+
+    return choose
+
+
 def _recipe_choice() -> Any:
     choice: Any = Replay
     for name, recipe in RECIPES.items():
-        choice = choice | Annotated[Experiment, tyro.conf.subcommand(name, constructor=recipe)]
+        choice = choice | Annotated[Experiment, tyro.conf.subcommand(name, constructor=_deferred(recipe))]
     return choice
 
 
@@ -56,7 +67,9 @@ def train(what: _recipe_choice(), out: Path | None = None, device: str = "auto",
     _print_json(train_with_progress(what, out, device), json)
 
 
-def evaluate(run: tyro.conf.Positional[Path], length: int | None = None, device: str = "auto", json: bool = False) -> None:
+def evaluate(
+    run: tyro.conf.Positional[Path], length: int | None = None, device: str = "auto", json: bool = False
+) -> None:
     """Score a finished run on the fixed test set.
 
     Args:
@@ -115,7 +128,14 @@ def recipes(json: bool = False) -> None:
     _print_json(print_recipes(), json)
 
 
-VERBS = {"demo": demo, "train": train, "eval": evaluate, "cost": cost, "models": models, "recipes": recipes}
+VERBS: dict[str, Callable[..., None]] = {
+    "demo": demo,
+    "train": train,
+    "eval": evaluate,
+    "cost": cost,
+    "models": models,
+    "recipes": recipes,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -41,7 +41,7 @@ class TapeBlock(Block):
 
 
 class TapeBlocksFrom:
-    """A `block_fn` for timm's VisionTransformer: plain blocks below the layer where the tape joins, TapeBlocks above."""
+    """A `block_fn` for timm's VisionTransformer: plain blocks below the layer where the tape joins, then TapeBlocks."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer

@@ -30,7 +30,10 @@ CHOICES: dict[Choice, Choose] = {"highest": highest, "random": at_random, "order
 
 
 class TapeReader(nn.Module):
-    """Reads a tape for a query from a bank, both through one LayerNorm, in float32 or better."""
+    """Reads a tape for a query from a bank, both through one LayerNorm.
+
+    It reads in float32 or better, and gives tokens of the query's dtype.
+    """
 
     def __init__(self, width: int, reading: Reading, bank_size: int) -> None:
         super().__init__()
@@ -62,12 +65,12 @@ class TapeReader(nn.Module):
         bank: Float[Tensor, "c d"] | Float[Tensor, "b c d"],
         generator: torch.Generator | None = None,
     ) -> Tape:
-        reading = self.reading
+        reading, dtype = self.reading, query.dtype
         with torch.autocast(query.device.type, enabled=False):
             if self.training and reading.noise > 0:
                 query = query + reading.noise * _random(torch.randn, query.shape, query, generator)
             query, bank = self._norm(query), self._norm(bank)
-            return read_tape(
+            tape = read_tape(
                 query,
                 bank,
                 steps=self.steps,
@@ -81,6 +84,7 @@ class TapeReader(nn.Module):
                 choose=CHOICES[reading.choose],
                 check=False,  # a trained model's values are its own; a look at them would wait for the GPU every step
             )
+        return tape._replace(tokens=tape.tokens.to(dtype))
 
     def _norm(self, x: Tensor) -> Tensor:
         wide = x if x.dtype == torch.float64 else x.float()

@@ -12,7 +12,7 @@ class Tape(NamedTuple):
 
     tokens: Tensor  # (b, t, d), zero where hidden
     mask: Tensor  # (b, t) bool, True = visible; only the tail is ever hidden
-    index: Tensor  # (b, t, k) int64, -1 where hidden
+    index: Tensor  # type: ignore[assignment]  # (b, t, k) int64, -1 where hidden; hides tuple.index, which nobody needs
     weight: Tensor  # (b, t, k), zero where hidden
     length: Tensor  # (b,) int64, visible tokens per sample
     ponder: Tensor  # (b,), the loss term that asks for short tapes

@@ -17,7 +17,7 @@ class Batch(NamedTuple):
     label: Tensor  # (b,) int64
 
 
-def parity_of(symbols: Int[Tensor, "b n"]) -> Int[Tensor, "b"]:
+def parity_of(symbols: Int[Tensor, "b n"]) -> Int[Tensor, b]:
     return (symbols == 1).sum(-1) % 2
 
 
@@ -31,7 +31,7 @@ def validation_set(length: int, size: int = 6400) -> Batch:
     return _draw(length, size, (VALIDATION, length))
 
 
-def test_set(length: int, size: int = 6400) -> Batch:
+def held_out_set(length: int, size: int = 6400) -> Batch:
     """Fixed sequences that decide nothing."""
     return _draw(length, size, (TEST, length))
 

@@ -64,7 +64,7 @@ def _adatape(model: AdaTape, tape: int) -> list[Part]:
         if isinstance(block, TapeBlock):
             own_ffns.append(block.tape_mlp)
     own = _count(*own_ffns)
-    read = tape * model.bank.size * reader.reading.query_width  # type: ignore[operator]
+    read = tape * model.bank.size * reader.reading.query_width
     return [
         _embedding(vit),
         Part("bank", _count(model.bank), token_macs(model.bank) if tape else 0),

@@ -40,16 +40,14 @@ class Adaptive(nn.Module, ABC):
 
     def __init__(self, vit: VisionTransformer) -> None:
         super().__init__()
-        _check_backbone(vit)
+        check_backbone(vit)
         self.vit = vit
 
     @abstractmethod
     def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:
         """Runs embedding and blocks; calls `visit` with the input's tokens after each block."""
 
-    def forward(
-        self, x: Tensor, output: bool = False, generator: torch.Generator | None = None
-    ) -> Tensor | Output:
+    def forward(self, x: Tensor, output: bool = False, generator: torch.Generator | None = None) -> Tensor | Output:
         walk = self.walk(x, _no_visit, generator)
         features = self.vit.forward_head(self._settle(walk), pre_logits=True)
         logits = self.vit.head(features)
@@ -101,9 +99,9 @@ class Adaptive(nn.Module, ABC):
         if Format(output_fmt) == Format.NCHW:
             height, width = self.vit.patch_embed.dynamic_feat_size(x.shape[-2:])
             maps = [y.transpose(1, 2).unflatten(2, (height, width)).contiguous() for y in maps]
-        if return_prefix_tokens and prefix:
-            maps = [(y, seen[layer][:, :prefix]) for y, layer in zip(maps, take, strict=True)]
-        return maps if intermediates_only else (self._settle(walk), maps)
+        prefixes = [seen[layer][:, :prefix] for layer in take]
+        given = list(zip(maps, prefixes, strict=True)) if return_prefix_tokens and prefix else maps
+        return given if intermediates_only else (self._settle(walk), given)
 
     def prune_intermediate_layers(self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True) -> Any:
         return self.vit.prune_intermediate_layers(indices, prune_norm=prune_norm, prune_head=prune_head)
@@ -152,7 +150,7 @@ class Adaptive(nn.Module, ABC):
 
 
 def filter_checkpoint(state: dict[str, Any], model: Adaptive) -> dict[str, Any]:
-    """Lets a plain ViT's checkpoint load into a wrapper: positions resized, the wrapper's own parts left as they are."""
+    """Lets a plain ViT's checkpoint load into a wrapper: positions resized, the wrapper's own parts as they were."""
     state = state.get("state_dict", state.get("model", state))
     if any(key.startswith("vit.") for key in state):
         return state
@@ -161,11 +159,13 @@ def filter_checkpoint(state: dict[str, Any], model: Adaptive) -> dict[str, Any]:
     return {**ours, **backbone}
 
 
-def _check_backbone(vit: nn.Module) -> None:
+def check_backbone(vit: nn.Module) -> None:
     if not isinstance(vit, VisionTransformer):
         raise TypeError(f"the backbone is a {type(vit).__name__}; it must be a timm VisionTransformer")
     if isinstance(vit, VisionTransformerDistilled):
-        raise ValueError("the backbone has a distillation head, whose two logits a wrapper would have to mix; use plain")
+        raise ValueError(
+            "the backbone has a distillation head, whose two logits a wrapper would have to mix; use plain"
+        )
     if vit.attn_pool is not None:
         raise ValueError(
             f"the backbone pools by global_pool={vit.global_pool!r}, whose attention would read hidden tape; "

@@ -11,11 +11,11 @@ from timm.models._registry import generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from adatape.banks import InputBank, LearnedBank
+from adatape.banks import Bank, InputBank, LearnedBank
 from adatape.config import Reading, TapeFFN
 from adatape.encoder import TapeBlock, TapeBlocksFrom, tape_mlp
 from adatape.layout import append, key_mask
-from adatape.models.adaptive import Adaptive, Visit, Walk, filter_checkpoint
+from adatape.models.adaptive import Adaptive, Visit, Walk, check_backbone, filter_checkpoint
 from adatape.reader import TapeReader
 from adatape.records import Tape
 
@@ -40,7 +40,7 @@ class AdaTape(Adaptive):
     def __init__(
         self,
         vit: VisionTransformer,
-        bank: nn.Module,
+        bank: Bank,
         reading: Reading | None = None,
         *,
         layer: int = 1,
@@ -53,7 +53,7 @@ class AdaTape(Adaptive):
         _check_placement(vit, layer, tape_ffn, query)
         self.layer, self.tape_ffn, self.query = layer, tape_ffn, query
         self.bank = bank
-        self.reader = TapeReader(vit.embed_dim, reading, bank.size)  # type: ignore[arg-type]
+        self.reader = TapeReader(vit.embed_dim, reading, bank.size)
         hidden = vit.blocks[0].mlp.fc1.out_features
         self.append_mlp = tape_mlp(vit.embed_dim, hidden) if "append" in FFN_PLACES[tape_ffn] else nn.Identity()
 
@@ -107,7 +107,7 @@ def _check_placement(vit: VisionTransformer, layer: int, tape_ffn: str, query: s
 
 def wrap(
     vit: VisionTransformer,
-    bank: BankName | nn.Module = "input",
+    bank: BankName | Bank = "input",
     *,
     patch: int = 8,
     bank_size: int = 10_000,
@@ -115,20 +115,21 @@ def wrap(
     **options: Any,
 ) -> AdaTape:
     """AdaTape around a ViT that exists already; `options` are AdaTape's own (layer, tape_ffn, query)."""
+    check_backbone(vit)
     return AdaTape(vit, make_bank(bank, vit, patch, bank_size), reading or default_reading(bank), **options)
 
 
-def make_bank(bank: BankName | nn.Module, vit: VisionTransformer, patch: int, bank_size: int) -> nn.Module:
-    if isinstance(bank, nn.Module):
+def make_bank(bank: BankName | Bank, vit: VisionTransformer, patch: int, bank_size: int) -> Bank:
+    if isinstance(bank, Bank):
         return bank
     if bank == "learn":
         return LearnedBank(bank_size, vit.embed_dim)
     if bank == "input":
         return InputBank(vit.embed_dim, patch=patch, image=vit.patch_embed.img_size, channels=vit.in_chans)
-    raise ValueError(f"bank is {bank!r}; it must be 'input', 'learn' or a module called as bank(images)")
+    raise ValueError(f"bank is {bank!r}; it must be 'input', 'learn' or an adatape.banks.Bank")
 
 
-def default_reading(bank: BankName | nn.Module, large: bool = False) -> Reading:
+def default_reading(bank: BankName | Bank, large: bool = False) -> Reading:
     """The paper's hyper-parameter table: the two training tricks go with a learnable bank, τ = 1 with large + input."""
     if bank == "learn":
         return Reading(noise=0.01, hide=0.1)
@@ -163,7 +164,9 @@ def build(
     pooling: dict[str, Any] = {} if bank == "learn" else {"class_token": False, "global_pool": "avg", "fc_norm": False}
     blocks: dict[str, Any] = {"block_fn": TapeBlocksFrom(layer)} if "blocks" in tape_ffn else {}
     vit = VisionTransformer(**{**pooling, **blocks, **options})
-    return AdaTape(vit, make_bank(bank, vit, bank_patch, bank_size), reading, layer=layer, tape_ffn=tape_ffn, query=query)
+    return AdaTape(
+        vit, make_bank(bank, vit, bank_patch, bank_size), reading, layer=layer, tape_ffn=tape_ffn, query=query
+    )
 
 
 default_cfgs = generate_default_cfgs(

@@ -10,6 +10,7 @@ from timm.layers import lecun_normal_
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from adatape.banks import Bank
 from adatape.config import SequenceModel
 from adatape.encoder import TapeBlocksFrom
 from adatape.models.adatape import AdaTape
@@ -18,7 +19,7 @@ from adatape.models.plain import Plain
 SYMBOLS = 3
 
 
-class SymbolEmbed(nn.Module):
+class SymbolEmbed(Bank):
     """A linear map of one-hot symbols -1, 0, 1, without positions: a patch embedding, or the bank, of a sequence."""
 
     def __init__(self, length: int, width: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from adatape.data.parity import test_set
+from adatape.data.parity import held_out_set
 from adatape.measure.accuracy import Score
 from adatape.recipes.parity import System, parity_small
 from adatape.show.figures import draw_demo
@@ -34,7 +34,7 @@ def show_demo(out: Path, seed: int) -> dict[str, Any]:
         curves[system] = [(0, trainers[system].evaluate())]
         seconds[system] = 0.0
     _train_side_by_side(trainers, curves, seconds)
-    results = {}
+    results: dict[str, Any] = {}
     for system, trainer in trainers.items():
         lines = [json.dumps({"step": step, **result._asdict()}) for step, result in curves[system]]
         (out / system / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -69,7 +69,7 @@ def _train_side_by_side(
 @torch.no_grad()
 def _telling_sequence(trainer: Trainer) -> tuple[list[int], list[list[int]], list[list[float]], int]:
     """A short test sequence with an odd number of ones, how it was read, and the answer."""
-    data = test_set(trainer.experiment.data.length, 64)
+    data = held_out_set(trainer.experiment.data.length, 64)
     output = trainer.model.eval()(data.symbols, output=True)
     # The most mixed pairs say most; among those the first sequence that has an odd number of ones.
     taken = data.symbols[:, :, None].expand(-1, -1, 2).gather(1, output.tape.index.clamp(min=0))

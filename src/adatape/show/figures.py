@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,14 +12,17 @@ from matplotlib.patches import Arc, Circle, Rectangle
 
 from adatape.measure.accuracy import Score
 
+TEXT = {-1: "white", 0: "#30343B", 1: "#30343B"}
 COLOURS = {-1: "#4C78A8", 0: "#B8B8B8", 1: "#F2A93B"}
+Curves = Mapping[Any, list[tuple[int, Score]]]
+
 INK, ALERT = "#30343B", "#C8382E"
 LINES = {"adatape": "#1B7F5C", "transformer": "#8A5FBF"}
 
 
 def draw_demo(
     path: Path,
-    curves: dict,
+    curves: Curves,
     lengths: Sequence[int],
     symbols: Sequence[int],
     pairs: Sequence[Sequence[int]],
@@ -36,12 +40,14 @@ def draw_demo(
     return path
 
 
-def draw_curves(axes: Axes, curves: dict[str, list[tuple[int, Score]]]) -> None:
+def draw_curves(axes: Axes, curves: Curves) -> None:
     for system, points in curves.items():
         steps, accuracy = [step for step, _ in points], [100 * result.accuracy for _, result in points]
         axes.plot(steps, accuracy, color=LINES.get(system, INK), linewidth=2, label=system)
     axes.axhline(50, color=INK, linewidth=0.8, linestyle=":")
-    axes.set(title="Is the number of ones odd?", xlabel="training step", ylabel="validation accuracy (%)", ylim=(40, 103))
+    axes.set(
+        title="Is the number of ones odd?", xlabel="training step", ylabel="validation accuracy (%)", ylim=(40, 103)
+    )
     axes.legend(frameon=False, loc="center right")
     _tidy(axes)
 
@@ -64,35 +70,36 @@ def draw_reading(
         reach = right - left
         height = 0.5 + 0.16 * reach
         top = max(top, height)
-        style = {"color": ALERT, "linewidth": 2.2} if mixed else {"color": INK, "linewidth": 0.9}
+        style: Any = {"color": ALERT, "linewidth": 2.2} if mixed else {"color": INK, "linewidth": 0.9}
         axes.add_patch(Arc(((left + right) / 2, 0.42), reach, 2 * height, theta1=0, theta2=180, **style))
-        label = {"color": ALERT if mixed else INK, "fontweight": "bold" if mixed else "normal"}
+        label: Any = {"color": ALERT if mixed else INK, "fontweight": "bold" if mixed else "normal"}
         axes.text((left + right) / 2, 0.42 + height, str(number), ha="center", va="bottom", fontsize=9, **label)
     for place, symbol in enumerate(symbols):
         axes.add_patch(Circle((place, 0), 0.38, facecolor=COLOURS[symbol], edgecolor=INK, linewidth=0.8))
-        axes.text(place, 0, f"{symbol}".replace("-", "−"), ha="center", va="center", fontsize=11, color=INK)
+        axes.text(place, 0, f"{symbol}".replace("-", "−"), ha="center", va="center", fontsize=11, color=TEXT[symbol])
     _draw_tape(axes, symbols, pairs, weights)
     ones = sum(symbol == 1 for symbol in symbols)
     verdict = f"{ones} ones: {'odd' if ones % 2 else 'even'}; AdaTape answers {'odd' if answer else 'even'}"
-    axes.set_title(f"One sequence, read in pairs. Equal symbols pair up; an odd count leaves a mixed pair. {verdict}")
-    axes.set(xlim=(-2.2, len(symbols) - 0.4), ylim=(-2.4, top + 1.0), aspect="equal")
+    axes.set_title(f"One sequence as it was read: equal symbols pair up, an odd count leaves a mixed pair.\n{verdict}")
+    axes.set(xlim=(-2.6, len(symbols) - 0.4), ylim=(-2.4, top + 1.0), aspect="equal")
     axes.axis("off")
 
 
 def _draw_tape(
     axes: Axes, symbols: Sequence[int], pairs: Sequence[Sequence[int]], weights: Sequence[Sequence[float]]
 ) -> None:
-    axes.text(-0.6, 0, "sequence", ha="right", va="center", color=INK)
-    axes.text(-0.6, -1.6, "tape", ha="right", va="center", color=INK)
-    room = (len(symbols) - 1) / max(1, len(pairs) - 1) if len(pairs) > 1 else 1.0
-    width = min(1.5, 0.8 * room)
+    for height, name in ((0, "sequence"), (-1.6, "tape")):
+        axes.text(-0.8, height, name, ha="right", va="center", color=INK)
+    room = len(symbols) / len(pairs)
+    width = 0.75 * room
     for number, (pair, weight) in enumerate(zip(pairs, weights, strict=True)):
-        centre, left = number * room, number * room - width / 2
+        centre = (number + 0.5) * room - 0.5
+        left = centre - width / 2
         for place, share in zip(pair, weight, strict=True):
             axes.add_patch(Rectangle((left, -1.9), width * share, 0.6, facecolor=COLOURS[symbols[place]], linewidth=0))
             left += width * share
         mixed = len({symbols[place] for place in pair}) > 1
-        edge = {"edgecolor": ALERT if mixed else INK, "linewidth": 2.2 if mixed else 0.8}
+        edge: Any = {"edgecolor": ALERT if mixed else INK, "linewidth": 2.2 if mixed else 0.8}
         axes.add_patch(Rectangle((centre - width / 2, -1.9), width, 0.6, fill=False, **edge))
         axes.text(centre, -2.2, str(number + 1), ha="center", va="center", fontsize=9, color=ALERT if mixed else INK)
 

@@ -16,7 +16,7 @@ from rich.table import Table
 
 import adatape.models  # noqa: F401  registers the models with timm
 from adatape.config import Experiment
-from adatape.data.parity import test_set
+from adatape.data.parity import held_out_set
 from adatape.measure.accuracy import Score, score
 from adatape.measure.cost import cost, total
 from adatape.train.run import load_config, load_run, run
@@ -39,7 +39,7 @@ def progress_bar() -> Progress:
 
 
 def train_with_progress(what: Any, out: Path | None, device: str) -> dict[str, Any]:
-    experiment: Experiment = what if isinstance(what, Experiment) else load_config(what.config)
+    experiment: Experiment = what() if callable(what) else load_config(what.config)
     out, device = out or _free_folder(experiment.recipe), pick_device(device)
     console = Console()
     with progress_bar() as bar:
@@ -49,7 +49,9 @@ def train_with_progress(what: Any, out: Path | None, device: str) -> dict[str, A
             note = f"loss {loss:.3f}" if result is None else describe(result)
             bar.update(task, completed=step, note=note)
             if result is not None:
-                bar.console.print(f"step {step:6d}  train loss {loss:.4f}  validation {describe(result)}", highlight=False)
+                bar.console.print(
+                    f"step {step:6d}  train loss {loss:.4f}  validation {describe(result)}", highlight=False
+                )
 
         result = run(experiment, out, device, watch)
     table = Table("test accuracy", "tape length", "parameters", "GFLOPs", "steps", "seconds", **TABLE)
@@ -75,7 +77,7 @@ def print_evaluation(folder: Path, length: int | None, device: str) -> dict[str,
         warnings.simplefilter("ignore", UserWarning)
         experiment, model = load_run(folder, length)
     length = length or experiment.data.length
-    result = score(model.to(pick_device(device)), test_set(length, experiment.data.held_out), batch=400)
+    result = score(model.to(pick_device(device)), held_out_set(length, experiment.data.held_out), batch=400)
     whole = total(cost(model))
     table = Table("length", "accuracy", "loss", "tape length", "GFLOPs (bound)", **TABLE)
     tape = f"{result.length_mean:.1f} ± {result.length_var**0.5:.1f}"

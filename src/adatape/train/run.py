@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import adatape
 from adatape.config import Experiment, from_dict, to_dict
-from adatape.data.parity import test_set
+from adatape.data.parity import held_out_set
 from adatape.measure.accuracy import Score, score
 from adatape.measure.cost import cost, total
 from adatape.models.adaptive import Adaptive
@@ -63,7 +63,7 @@ def conclude(trainer: Trainer, out: Path, seconds: float) -> dict[str, Any]:
     data, model = trainer.experiment.data, trainer.model
     whole = total(cost(model))
     result = {
-        **_plain(score(model, test_set(data.length, data.held_out))),
+        **_plain(score(model, held_out_set(data.length, data.held_out))),
         "steps": trainer.step,
         "seconds": seconds,
         "sequences_per_second": trainer.step * trainer.experiment.optimizer.batch / seconds,

@@ -1,0 +1,148 @@
+"""The command line as people use it, and the README's promises."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from adatape import cli
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def last_json(capsys: pytest.CaptureFixture[str]) -> dict:
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def test_cost_prints_the_papers_model(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--bank learn --tape-ffn append+blocks --classes 18291 --json"
+    cli.main(["cost", "adatape_base_patch16_224", *options.split()])
+    said = last_json(capsys)
+    assert said["parameters"] == 192_563_571
+    assert said["gflops"] == pytest.approx(18.7606, abs=1e-4)
+    assert sum(part["gflops"] for part in said["parts"].values()) == pytest.approx(said["gflops"])
+    assert list(said["parts"]) == ["patch embedding", "bank", "reader", "blocks", "tape feed-forwards", "head"]
+
+
+def test_a_shorter_tape_costs_less(capsys: pytest.CaptureFixture[str]) -> None:
+    costs = []
+    for tape in (0, 4, 10):
+        cli.main(["cost", "adatape_tiny_patch16_224", "--tape", str(tape), "--json"])
+        costs.append(last_json(capsys)["gflops"])
+    assert costs == sorted(costs)
+    assert costs[0] < costs[1] < costs[2]
+
+
+def test_models_and_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["models", "--json"])
+    assert last_json(capsys)["adatape_tiny_patch16_224 input"]["parameters"] == 6_386_152
+    cli.main(["recipes", "--json"])
+    assert set(last_json(capsys)) == {"parity", "parity-small"}
+
+
+def test_a_run_folder_replays_to_the_same_weights(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(
+        [*["train", "parity-small", "--length", "8", "--steps", "40", "--out", "runs/a", "--device", "cpu", "--json"]]
+    )
+    first = last_json(capsys)
+    names = {path.name for path in (here / "runs/a").iterdir()}
+    assert names == {"config.json", "env.json", "metrics.jsonl", "result.json", "checkpoints"}
+    assert first["steps"] == 40
+    cli.main([*["train", "runs/a/config.json", "--out", "runs/b", "--device", "cpu", "--json"]])
+    weights = Path("checkpoints/model.safetensors")
+    assert (here / "runs/a" / weights).read_bytes() == (here / "runs/b" / weights).read_bytes()
+    assert last_json(capsys)["accuracy"] == first["accuracy"]
+    cli.main([*["eval", "runs/a", "--device", "cpu", "--json"]])
+    assert last_json(capsys)["accuracy"] == first["accuracy"]
+    cli.main([*["eval", "runs/a", "--length", "16", "--device", "cpu", "--json"]])
+    assert last_json(capsys)["length_mean"] == pytest.approx(8, abs=1)
+
+
+def test_a_run_that_has_learnt_stops_early(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main([*["train", "parity-small", "--length", "8", "--steps", "3", "--out", "runs/a", "--device", "cpu"]])
+    config = json.loads((here / "runs/a/config.json").read_text())
+    config["optimizer"]["steps"], config["evaluate_every"], config["stop_at"] = 100, 1, 0.1
+    (here / "easy.json").write_text(json.dumps(config))
+    cli.main([*["train", "easy.json", "--out", "runs/b", "--device", "cpu", "--json"]])
+    assert last_json(capsys)["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("cost adatape_huge", "adatape_huge is not a model; near matches: adatape_base_patch16_224"),
+        ("cost vit_tiny_patch16_224 --bank learn", "vit_tiny_patch16_224 does not take these options"),
+        ("cost adatape_tiny_patch16_224 --tape 99", "tape is 99; this model reads between 0 and 10 tokens"),
+        ("cost adatape_tiny_patch16_224 --bank both", "bank is 'both'; it must be 'input' or 'learn'"),
+        ("eval nowhere", "nowhere has no config.json; it must be the folder of a finished run"),
+        ("train missing.json", "missing.json"),
+        ("train broken.json", "broken.json is not JSON"),
+        ("train odd.json", "Experiment has no field sead; it has data, evaluate_every"),
+        ("train parity --length 5", "length is 5; reading in pairs needs an even length of at least 4"),
+        ("train parity-small --out full", "full exists and is not empty; choose another --out or remove it"),
+        ("demo --out full", "full exists and is no earlier demo; choose another --out or remove it"),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_exit_code_2(
+    here: Path, capsys: pytest.CaptureFixture[str], command: str, message: str
+) -> None:
+    (here / "full").mkdir()
+    (here / "full" / "thesis.tex").write_text("precious")
+    (here / "broken.json").write_text("{")
+    (here / "odd.json").write_text('{"sead": 1}')
+    with pytest.raises(SystemExit) as stop:
+        cli.main(command.split())
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.strip().splitlines()) == 1
+    assert (here / "full" / "thesis.tex").read_text() == "precious"
+
+
+def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["train", "parity", "--lenght", "8"])
+    assert stop.value.code == 2
+    assert "--lenght" in capsys.readouterr().err
+
+
+def test_the_demo_solves_parity_while_the_transformer_does_not(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["demo", "--json"])
+    said = last_json(capsys)
+    assert said["adatape"]["accuracy"] >= 0.99
+    assert abs(said["transformer"]["accuracy"] - 0.5) < 0.04
+    assert (here / "runs/demo/demo.png").stat().st_size > 20_000
+    assert json.loads((here / "runs/demo/demo.json").read_text())["adatape"] == said["adatape"]
+
+
+def readme_blocks(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.usefixtures("here")
+def test_the_readmes_python_runs() -> None:
+    blocks = readme_blocks("python")
+    assert blocks
+    scope: dict = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), scope)
+
+
+def test_the_readmes_commands_exist() -> None:
+    lines = [line for block in readme_blocks("bash") for line in block.splitlines() if line.startswith("adatape ")]
+    assert len(lines) >= 4
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        with pytest.raises(SystemExit) as stop:
+            cli.main([*words, "--help"])
+        assert stop.value.code == 0, line

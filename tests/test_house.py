@@ -1,0 +1,124 @@
+"""The house keeps its shape: import direction, lazy names, documents that point at things that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "adatape"
+# Left to right only; names in one group may use each other. `config` and `recipes` are free of torch.
+ORDER = [
+    {"config"},
+    {"records"},
+    {"atr", "act", "layout"},
+    {"banks", "kernels", "reader"},
+    {"encoder"},
+    {"models"},
+    {"data"},
+    {"measure"},
+    {"train"},
+    {"show", "serve"},
+    {"cli"},
+]
+RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms} | {"recipes": 0.5, "": len(ORDER)}
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+    return found
+
+
+def room_of(module: str) -> str:
+    return [*module.split("."), ""][1]
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_run_one_way(path: Path) -> None:
+    room = path.relative_to(SOURCE).with_suffix("").parts[0]
+    room = "" if room == "__init__" else room
+    assert room in RANK, f"{room} has no place in the order of rooms"
+    for module in imports_of(path):
+        if module.startswith("adatape."):
+            assert RANK[room_of(module)] <= RANK[room], f"{path.name} imports {module}"
+
+
+@pytest.mark.parametrize("path", [SOURCE / "config.py", SOURCE / "cli.py", *sorted((SOURCE / "recipes").glob("*.py"))])
+def test_what_must_answer_at_once_imports_no_torch(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    top = {name for node in tree.body for name in imports_of_node(node)}
+    assert not {name.split(".")[0] for name in top} & {"torch", "timm", "matplotlib"}
+
+
+def imports_of_node(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.ImportFrom):
+        return {node.module or ""}
+    return {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+
+
+def test_help_answers_within_a_second() -> None:
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "adatape.cli", "--help"], capture_output=True, text=True, check=True
+        )
+        took.append(time.perf_counter() - began)
+    assert "demo" in done.stdout
+    assert min(took) < 1.0, took
+
+
+def test_importing_the_package_is_cheap_and_its_names_resolve() -> None:
+    code = (
+        "import sys, adatape; assert 'torch' not in sys.modules;"
+        "from adatape import *; import adatape; [getattr(adatape, name) for name in adatape.__all__];"
+        "assert adatape.wrap and adatape.read_tape"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    import adatape
+
+    with pytest.raises(AttributeError, match=r"no attribute 'AdaTap'; it has AdaTape, wrap"):
+        _ = adatape.AdaTap
+
+
+def definitions(path: Path) -> set[str]:
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if hasattr(node, "name")]
+    assigned = re.findall(r"^(\w+)(?:: [^=]+)? =", path.read_text(), re.MULTILINE)
+    return {node.name for node in nodes} | set(assigned)
+
+
+def test_the_papers_map_points_at_things_that_exist() -> None:
+    pointers = re.findall(
+        r"`((?:src|tests|benchmarks)/[\w/.]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "paper.md").read_text()
+    )
+    assert len(pointers) > 30
+    for file, name in pointers:
+        path = ROOT / file
+        assert path.is_file(), file
+        assert not name or name in definitions(path), f"{file}::{name}"
+
+
+def test_every_departure_of_the_specification_has_its_row() -> None:
+    rows = re.findall(r"^\| (\d+) \|", (ROOT / "docs" / "departures.md").read_text(), re.MULTILINE)
+    assert [int(row) for row in rows[:34]] == list(range(1, 35))
+
+
+def test_atr_cites_departures_that_exist() -> None:
+    cited = {int(n) for n in re.findall(r"departure (\d+)", (SOURCE / "atr.py").read_text())}
+    rows = {int(n) for n in re.findall(r"^\| (\d+) \|", (ROOT / "docs" / "departures.md").read_text(), re.MULTILINE)}
+    assert cited
+    assert cited <= rows
