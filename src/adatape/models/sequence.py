@@ -59,7 +59,7 @@ def build_sequence_model(config: SequenceModel, length: int, classes: int = 2) -
         embed_dim=config.width,
         depth=config.depth,
         num_heads=config.heads,
-        weight_init="moco",  # Xavier for each of q, k, v, as in flax; timm's default left 2 of 4 seeds unsolved
+        weight_init="moco",  # Xavier for each of q, k, v, as in flax: departure 38
         **(blocks if config.reading else {}),
     )
     if config.reading is None:
