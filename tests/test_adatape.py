@@ -305,3 +305,10 @@ def test_tape_blocks_with_a_wrapped_vit() -> None:
     vit = VisionTransformer(32, 8, embed_dim=64, depth=3, num_heads=2, block_fn=TapeBlocksFrom(2), num_classes=5)
     model = wrap(vit, patch=4, layer=2, tape_ffn="blocks").eval()
     assert model(images()).shape == (6, 5)
+
+
+def test_other_blocks_of_timms_are_wrapped_too() -> None:
+    for name in ("vit_small_patch16_18x2_224", "vit_small_patch14_reg4_dinov2", "vit_base_patch16_rpn_224"):
+        vit = timm.create_model(name, img_size=56, depth=2, num_classes=5, embed_dim=64, num_heads=2)
+        model = wrap(vit, "learn", bank_size=80).eval()
+        assert model(torch.randn(2, 3, 56, 56)).shape == (2, 5), name

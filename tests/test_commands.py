@@ -80,7 +80,12 @@ def test_a_run_that_has_learnt_stops_early(here: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("cost adatape_huge", "adatape_huge is not a model; near matches: adatape_base_patch16_224"),
+        (
+            "cost adatape_bass_patch16_224",
+            "adatape_bass_patch16_224 is not a model; near matches: adatape_base_patch16_224",
+        ),
+        ("eval nowhere --device tpu9", "nowhere has no config.json"),
+        ("train parity --device gpu", "device is 'gpu'; it must be auto, cpu, or cuda"),
         ("cost vit_tiny_patch16_224 --bank learn", "vit_tiny_patch16_224 does not take these options"),
         ("cost adatape_tiny_patch16_224 --tape 99", "tape is 99; this model reads between 0 and 10 tokens"),
         ("cost adatape_tiny_patch16_224 --bank both", "bank is 'both'; it must be 'input' or 'learn'"),

@@ -58,14 +58,15 @@ def read_tape(
         _check_values(query, bank, taken, steps, merge)
 
     with torch.autocast(query.device.type, enabled=False):
-        q, keys = _wide(query[:, :h]), _wide(bank[..., :h])
+        q, keys = wide(query[:, :h]), wide(bank[..., :h])
+        exact = summable(keys)
         if taken is None:
             taken = torch.zeros(query.shape[0], bank.shape[-2], dtype=torch.bool, device=query.device)
         halting = loss = q.new_zeros(q.shape[0])
         index, weight, mask = [], [], []
         for _ in range(steps):  # T bounds the loop: departure 10
             running = halting < threshold  # line 2
-            d = scores(q, keys)  # line 3
+            d = scores(q, exact)  # line 3
             d = d.masked_fill(taken, -math.inf)  # line 4; departure 4 says why not a product
             i = choose(d, merge)  # line 5
             w = d.gather(-1, i)  # line 6
@@ -83,7 +84,7 @@ def read_tape(
 
         visible, i, w = torch.stack(mask, 1), torch.stack(index, 1), torch.stack(weight, 1)
         w = w * visible[..., None]
-        tokens = weighted_sum(w, _wide(take(bank, i)))  # lines 8-9 in full width, all steps with one gather
+        tokens = weighted_sum(w, wide(take(bank, i)))  # lines 8-9 in full width, all steps with one gather
     return Tape(
         tokens=tokens.to(bank.dtype),
         mask=visible,
@@ -108,13 +109,19 @@ UPDATE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def scores(q: Float[Tensor, "b h"], keys: Float[Tensor, "*b c h"]) -> Float[Tensor, "b c"]:
     """Inner products in which equal keys score equally wherever they stand and whatever the batch.
 
-    A plain matmul promises neither: its tiles sum in different orders. Summing in float64 and rounding once does.
+    A plain matmul promises neither: its tiles sum in different orders. Summing in float64 and rounding once does; where
+    the keys are no wider than the query, so does a product and sum in one fixed order.
     """
-    if q.dtype == torch.float64 or q.device.type == "mps":  # nothing wider to round from
+    if keys.dtype == q.dtype:
         return (q[:, None] * keys).sum(-1)
-    wide_q, wide_keys = q.double(), keys.double()
-    d = wide_q @ wide_keys.mT if keys.dim() == 2 else (wide_keys @ wide_q[..., None]).squeeze(-1)
+    long = q.to(keys.dtype)
+    d = long @ keys.mT if keys.dim() == 2 else (keys @ long[..., None]).squeeze(-1)
     return d.to(q.dtype)
+
+
+def summable(keys: Float[Tensor, "*b c h"]) -> Float[Tensor, "*b c h"]:
+    """Keys as `scores` wants them: in float64, where the device has it."""
+    return keys if keys.device.type == "mps" else keys.double()
 
 
 def take(bank: Float[Tensor, "*b c d"], index: Int[Tensor, b * t]) -> Float[Tensor, "b *t d"]:
@@ -129,7 +136,8 @@ def weighted_sum(w: Float[Tensor, "*b k"], tokens: Float[Tensor, "*b k d"]) -> F
     return (w[..., None] * tokens).sum(-2)
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
+    """In float32 or better."""
     return x if x.dtype == torch.float64 else x.float()
 
 

@@ -150,9 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             args=given,
             config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.CascadeSubcommandArgs),
         )
-    except (ValueError, OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and type(error) is not RuntimeError:
-            raise
+    except (ValueError, OSError) as error:
         print(f"adatape: {error}", file=sys.stderr)
         raise SystemExit(2) from error
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from adatape.atr import Choose, highest, read_tape
+from adatape.atr import Choose, highest, read_tape, wide
 from adatape.config import Choice, Reading, merge_of
 from adatape.records import Tape
 
@@ -87,9 +87,9 @@ class TapeReader(nn.Module):
         return tape._replace(tokens=tape.tokens.to(dtype))
 
     def _norm(self, x: Tensor) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
-        weight, bias = self.norm.weight.to(wide.dtype), self.norm.bias.to(wide.dtype)
-        return nn.functional.layer_norm(wide, self.norm.normalized_shape, weight, bias, self.norm.eps)
+        x = wide(x)
+        weight, bias = self.norm.weight.to(x.dtype), self.norm.bias.to(x.dtype)
+        return nn.functional.layer_norm(x, self.norm.normalized_shape, weight, bias, self.norm.eps)
 
     def _hidden(self, query: Tensor, bank: Tensor, generator: torch.Generator | None) -> Bool[Tensor, "b c"] | None:
         if not (self.training and self.reading.hide > 0):

@@ -9,7 +9,7 @@ import timm
 import torch
 
 import adatape.models
-from adatape.atr import read_tape, scores
+from adatape.atr import read_tape, scores, summable
 from adatape.recipes import parity_small
 from adatape.train.loop import Trainer
 
@@ -50,7 +50,7 @@ def test_a_row_reads_the_same_alone_as_in_a_batch(own: bool) -> None:
 def test_equal_keys_score_equally_wherever_they_stand() -> None:
     which = torch.randint(0, 3, (1003,), device="cuda")
     for shape in ((3, 64), (5, 3, 64)):
-        d = scores(torch.randn(5, 64, device="cuda"), torch.randn(shape, device="cuda")[..., which, :])
+        d = scores(torch.randn(5, 64, device="cuda"), summable(torch.randn(shape, device="cuda")[..., which, :]))
         for symbol in range(3):
             same = d[:, which == symbol]
             assert (same == same[:, :1]).all()

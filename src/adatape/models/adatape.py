@@ -54,8 +54,9 @@ class AdaTape(Adaptive):
         self.layer, self.tape_ffn, self.query = layer, tape_ffn, query
         self.bank = bank
         self.reader = TapeReader(vit.embed_dim, reading, bank.size)
-        hidden = vit.blocks[0].mlp.fc1.out_features
-        self.append_mlp = tape_mlp(vit.embed_dim, hidden) if "append" in FFN_PLACES[tape_ffn] else nn.Identity()
+        self.append_mlp = (
+            tape_mlp(vit.embed_dim, _hidden_width(vit)) if "append" in FFN_PLACES[tape_ffn] else nn.Identity()
+        )
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Turns the cost up or down, at any time: steps=0 is the plain ViT, bit for bit; no argument resets."""
@@ -79,6 +80,12 @@ class AdaTape(Adaptive):
     def no_weight_decay(self) -> set[str]:
         ours = {"bank.pos_embed"} if isinstance(self.bank, InputBank) else set()
         return super().no_weight_decay() | ours
+
+
+def _hidden_width(vit: VisionTransformer) -> int:
+    """The width inside the ViT's own feed-forward, gated or not; four times its own where a block has none apart."""
+    last = getattr(getattr(vit.blocks[0], "mlp", None), "fc2", None)
+    return last.in_features if isinstance(last, nn.Linear) else 4 * vit.embed_dim
 
 
 def _tape_arguments(block: nn.Module, tape: Tape | None, visible: Tensor | None) -> dict[str, Any]:

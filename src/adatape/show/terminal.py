@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import sys
 import warnings
@@ -25,10 +26,15 @@ TABLE: dict[str, Any] = {"box": None, "header_style": "bold"}
 
 
 def pick_device(asked: str) -> str:
-    if asked != "auto":
-        torch.device(asked)  # an unknown name is an error that lists the known ones
-        return asked
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(asked).type
+    except RuntimeError as error:
+        raise ValueError(f"device is {asked!r}; it must be auto, cpu, or cuda with or without a number") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {asked!r}; torch finds no CUDA GPU here, so use cpu")
+    return asked
 
 
 def progress_bar() -> Progress:
@@ -120,7 +126,7 @@ def print_models() -> dict[str, Any]:
 
 def _create(name: str, **options: Any) -> torch.nn.Module:
     if not timm.is_model(name):
-        near = timm.list_models(f"*{name.split('_')[0]}*")[:5] or timm.list_models("adatape_*")[:5]
+        near = difflib.get_close_matches(name, timm.list_models(), n=5, cutoff=0.0)
         raise ValueError(f"{name} is not a model; near matches: {', '.join(near)}")
     with torch.device("meta"):
         try:
