@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
+from timm.optim import param_groups_layer_decay
 
 import adatape
 import adatape.models
@@ -180,7 +181,15 @@ def test_intermediates_follow_timms() -> None:
     """With no tape they are timm's to the bit, whatever is asked; with one, the first block's still are."""
     model = small(bank="learn").eval()
     model.set_budget(steps=0)
-    for options in ({}, {"indices": [0, -1], "norm": True}, {"output_fmt": "NLC"}, {"return_prefix_tokens": True}):
+    for options in (
+        {},
+        {"indices": [0, -1], "norm": True},
+        {"output_fmt": "NLC"},
+        {"return_prefix_tokens": True},
+        {"output_dict": True, "return_prefix_tokens": True},
+        {"output_dict": True, "intermediates_only": True},
+        {"output_dict": True},
+    ):
         ours, theirs = (m.forward_intermediates(images(), **options) for m in (model, model.vit))
         flat = [torch.utils._pytree.tree_leaves(x) for x in (ours, theirs)]
         assert all(torch.equal(a, b) for a, b in zip(*flat, strict=True))
@@ -276,6 +285,29 @@ def test_weight_decay_skips_what_timm_skips() -> None:
         *(f"vit.{name}" for name in ("pos_embed", "cls_token", "reg_token", "dist_token")),
         "bank.pos_embed",
     }
+
+
+def test_layer_decay_slows_the_vits_lower_layers_and_nothing_of_the_tape() -> None:
+    model = small(tape_ffn="append+blocks")
+    groups = param_groups_layer_decay(model, 0.05, model.no_weight_decay(), layer_decay=0.5)
+    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    rates = {name: scale[id(p)] for name, p in model.named_parameters()}
+    assert (
+        rates["vit.patch_embed.proj.weight"]
+        < rates["vit.blocks.0.attn.qkv.weight"]
+        < rates["vit.blocks.2.attn.qkv.weight"]
+    )
+    for name in ("bank.h2.weight", "reader.norm.weight", "append_mlp.fc1.weight", "vit.head.weight"):
+        assert rates[name] == 1.0
+    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    assert decay[id(model.bank.pos_embed)] == 0.0
+
+
+def test_exports_with_a_dynamic_batch() -> None:
+    model = small().eval()
+    program = torch.export.export(model, (images(3),), dynamic_shapes={"x": {0: torch.export.Dim.AUTO}})
+    for n in (1, 2, 6):
+        torch.testing.assert_close(program.module()(images(n)), model(images(n)), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ class Adaptive(nn.Module, ABC):
         stop_early: bool = False,  # noqa: ARG002  the walk is one piece; timm's callers may still pass it
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        output_dict: bool = False,
     ) -> Any:
         """As timm's: the patch grid after the chosen blocks. A tape only adds tokens, so the grid is intact."""
         take, _ = feature_take_indices(len(self.vit.blocks), indices)
@@ -99,8 +100,12 @@ class Adaptive(nn.Module, ABC):
         if Format(output_fmt) == Format.NCHW:
             height, width = self.vit.patch_embed.dynamic_feat_size(x.shape[-2:])
             maps = [y.transpose(1, 2).unflatten(2, (height, width)).contiguous() for y in maps]
-        prefixes = [seen[layer][:, :prefix] for layer in take]
-        given = list(zip(maps, prefixes, strict=True)) if return_prefix_tokens and prefix else maps
+        prefixes = [seen[layer][:, :prefix] for layer in take] if return_prefix_tokens and prefix else []
+        if output_dict:
+            found = {"image_intermediates": maps, "image_intermediates_prefix": prefixes}
+            features = {} if intermediates_only else {"image_features": self._settle(walk)}
+            return {name: value for name, value in found.items() if value} | features
+        given = list(zip(maps, prefixes, strict=True)) if prefixes else maps
         return given if intermediates_only else (self._settle(walk), given)
 
     def prune_intermediate_layers(self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True) -> Any:
@@ -119,9 +124,10 @@ class Adaptive(nn.Module, ABC):
         return {f"vit.{name}" for name in self.vit.no_weight_decay()}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:  # noqa: ARG002
+        """timm's groups for the ViT; a wrapper's own parts match none and so learn at the full rate."""
         return {
-            "stem": r"^vit\.(cls_token|reg_token|pos_embed|patch_embed)|^bank",
-            "blocks": [(r"^vit\.blocks\.(\d+)", None), (r"^vit\.(norm|fc_norm)", (99999,))],
+            "stem": r"^vit\.(?:cls_token|reg_token|pos_embed|patch_embed)",
+            "blocks": [(r"^vit\.blocks\.(\d+)", None), (r"^vit\.norm", (99999,))],
         }
 
     @property

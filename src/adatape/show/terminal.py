@@ -75,7 +75,8 @@ def train_with_progress(what: Any, out: Path | None, device: str) -> dict[str, A
 
 
 def describe(result: Score) -> str:
-    return f"accuracy {result.accuracy:.2%}, tape {result.length_mean:.1f} ± {result.length_var**0.5:.1f}"
+    tape = f", tape {result.length_mean:.1f} ± {result.length_var**0.5:.1f}" if result.length_mean else ""
+    return f"accuracy {result.accuracy:.2%}{tape}"
 
 
 def print_evaluation(folder: Path, length: int | None, device: str) -> dict[str, Any]:
