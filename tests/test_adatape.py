@@ -303,6 +303,17 @@ def test_layer_decay_slows_the_vits_lower_layers_and_nothing_of_the_tape() -> No
     assert decay[id(model.bank.pos_embed)] == 0.0
 
 
+@pytest.mark.parametrize("bank", ["input", "learn"])
+def test_another_image_size_keeps_what_was_learnt(bank: str) -> None:
+    model = small(bank=bank).eval()
+    before = model(images())
+    model.set_input_size((48, 32))
+    assert model(torch.randn(2, 3, 48, 32)).shape == (2, 5)
+    assert model.bank.size == (96 if bank == "input" else 80)
+    model.set_input_size((32, 32))
+    assert (model(images()) - before).abs().mean() < before.std()
+
+
 def test_exports_with_a_dynamic_batch() -> None:
     model = small().eval()
     program = torch.export.export(model, (images(3),), dynamic_shapes={"x": {0: torch.export.Dim.AUTO}})

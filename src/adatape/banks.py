@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
-from timm.layers import PatchEmbed, lecun_normal_, trunc_normal_
+from timm.layers import PatchEmbed, lecun_normal_, resample_abs_pos_embed, trunc_normal_
 from torch import Tensor, nn
 
 
@@ -44,6 +44,14 @@ class InputBank(Bank):
         for layer in (self.h1.proj, self.h2):
             lecun_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
+
+    def set_input_size(self, image: tuple[int, int]) -> None:
+        """Takes images of another size; positions are resampled as timm resamples a ViT's."""
+        before = self.h1.grid_size
+        self.h1.set_input_size(image)
+        self.size = self.h1.num_patches
+        moved = resample_abs_pos_embed(self.pos_embed.data, self.h1.grid_size, before, num_prefix_tokens=0)
+        self.pos_embed = nn.Parameter(moved)
 
     def forward(self, images: Float[Tensor, "b ch height width"]) -> Float[Tensor, "b c d"]:
         return self.h2(self.h1(images) + self.pos_embed)

@@ -120,6 +120,10 @@ class Adaptive(nn.Module, ABC):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.vit.set_grad_checkpointing(enable)
 
+    def set_input_size(self, img_size: tuple[int, int]) -> None:
+        """Takes images of another size, as timm's ViT does."""
+        self.vit.set_input_size(img_size)
+
     def no_weight_decay(self) -> set[str]:
         return {f"vit.{name}" for name in self.vit.no_weight_decay()}
 

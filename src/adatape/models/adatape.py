@@ -62,6 +62,11 @@ class AdaTape(Adaptive):
         """Turns the cost up or down, at any time: steps=0 is the plain ViT, bit for bit; no argument resets."""
         self.reader.set_budget(steps, threshold)
 
+    def set_input_size(self, img_size: tuple[int, int]) -> None:
+        super().set_input_size(img_size)
+        if isinstance(self.bank, InputBank):
+            self.bank.set_input_size(img_size)
+
     def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:
         tokens = self.embed(x)
         inputs, tape, visible = tokens.shape[1], None, None
