@@ -1,4 +1,4 @@
-"""The two records that cross rooms: what a reader hands the encoder, and what every model hands the rest."""
+"""The records that cross rooms: what a reader hands the encoder, and what every model hands the rest."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ class Tape(NamedTuple):
     ponder: Tensor  # (b,), the loss term that asks for short tapes
 
 
+class Steps(NamedTuple):
+    """How a method that repeats itself spread its steps."""
+
+    weight: Tensor  # (b, t), or (b, t, n) where tokens halt apart: each step's share; zero once halted
+    logits: Tensor | None = None  # (b, t, classes), where every step answers
+
+
 class Output(NamedTuple):
     """What every model gives for `model(x, output=True)`."""
 
@@ -25,4 +32,4 @@ class Output(NamedTuple):
     features: Tensor  # (b, d), pooled, what the classifier sees
     ponder: Tensor  # (b,)
     tape: Tape | None = None
-    steps: object | None = None  # per-step logits and weights, where a method's loss needs them
+    steps: Steps | None = None

@@ -15,7 +15,7 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 from torch import Tensor, nn
 
 from adatape.layout import fill_hidden
-from adatape.records import Output, Tape
+from adatape.records import Output, Steps, Tape
 
 
 class Walk(NamedTuple):
@@ -25,7 +25,7 @@ class Walk(NamedTuple):
     ponder: Tensor  # (b,)
     visible: Tensor | None = None  # (b, m) bool; None when every row counts
     tape: Tape | None = None
-    steps: object | None = None
+    steps: Steps | None = None
 
 
 Visit = Callable[[int, Tensor], None]

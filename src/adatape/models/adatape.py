@@ -6,8 +6,6 @@ import dataclasses
 from typing import Any, Literal
 
 import torch
-from timm.models._builder import build_model_with_cfg
-from timm.models._registry import generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -15,7 +13,8 @@ from adatape.banks import Bank, InputBank, LearnedBank
 from adatape.config import Reading, TapeFFN
 from adatape.encoder import TapeBlock, TapeBlocksFrom, tape_mlp
 from adatape.layout import append, key_mask
-from adatape.models.adaptive import Adaptive, Visit, Walk, check_backbone, filter_checkpoint
+from adatape.models.adaptive import Adaptive, Visit, Walk, check_backbone
+from adatape.models.registry import SIZES, register
 from adatape.reader import TapeReader
 from adatape.records import Tape
 
@@ -148,14 +147,6 @@ def default_reading(bank: BankName | Bank, large: bool = False) -> Reading:
     return Reading(threshold=1.0) if large else Reading()
 
 
-SIZES = {
-    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
-    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
-    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
-    "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},
-}
-
-
 def build(
     *,
     bank: BankName = "input",
@@ -181,41 +172,6 @@ def build(
     )
 
 
-default_cfgs = generate_default_cfgs(
-    {
-        f"adatape_{size}_patch{patch}_224": {
-            "num_classes": 1000,
-            "input_size": (3, 224, 224),
-            "fixed_input_size": True,
-            "interpolation": "bilinear",
-            "mean": (0.5, 0.5, 0.5),
-            "std": (0.5, 0.5, 0.5),
-            "first_conv": "vit.patch_embed.proj",
-            "classifier": "vit.head",
-            "license": "apache-2.0",
-        }
-        for size in SIZES
-        for patch in (16, 32)
-    }
-)
-
-
-def _register(name: str, size: str, patch: int) -> None:
-    def create(pretrained: bool = False, **options: Any) -> AdaTape:
-        return build_model_with_cfg(
-            build,
-            name,
-            pretrained,
-            pretrained_filter_fn=filter_checkpoint,
-            feature_cfg={"out_indices": 3, "feature_cls": "getter"},
-            **{**SIZES[size], "patch_size": patch, **options},
-        )
-
-    create.__name__ = create.__qualname__ = name
-    create.__doc__ = f"AdaTape-{size.capitalize()}/{patch}; options: see `adatape.models.adatape.build`."
-    register_model(create)
-
-
-for _size in SIZES:
+for _size, _shape in SIZES.items():
     for _patch in (16, 32):
-        _register(f"adatape_{_size}_patch{_patch}_224", _size, _patch)
+        register(f"adatape_{_size}_patch{_patch}_224", build, patch_size=_patch, **_shape)

@@ -1,0 +1,49 @@
+"""How our models enter timm's registry, and the sizes that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from timm.models._builder import build_model_with_cfg
+from timm.models._registry import generate_default_cfgs, register_model
+
+from adatape.models.adaptive import Adaptive, filter_checkpoint
+
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
+    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
+    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+    "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},
+}
+SETTINGS = {
+    "num_classes": 1000,
+    "input_size": (3, 224, 224),
+    "fixed_input_size": True,
+    "interpolation": "bilinear",
+    "mean": (0.5, 0.5, 0.5),
+    "std": (0.5, 0.5, 0.5),
+    "first_conv": "vit.patch_embed.proj",
+    "classifier": "vit.head",
+    "license": "apache-2.0",
+}
+default_cfgs: dict[str, Any] = {}  # timm looks this name up in the module of what is registered
+
+
+def register(name: str, build: Callable[..., Adaptive], **defaults: Any) -> None:
+    """Makes `timm.create_model(name, **options)` call `build` with the defaults, overridden by the options."""
+
+    def create(pretrained: bool = False, **options: Any) -> Adaptive:
+        return build_model_with_cfg(
+            build,
+            name,
+            pretrained,
+            pretrained_filter_fn=filter_checkpoint,
+            feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+            **{**defaults, **options},
+        )
+
+    create.__name__ = create.__qualname__ = name
+    create.__doc__ = build.__doc__
+    default_cfgs.update(generate_default_cfgs({name: SETTINGS}))
+    register_model(create)

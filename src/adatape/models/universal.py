@@ -1,0 +1,187 @@
+"""Models that adapt their depth by ACT: Universal Transformer, U2T, and UViT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from adatape.act import Act, advance, begin, ponder_cost
+from adatape.models.adaptive import Adaptive, Visit, Walk
+from adatape.models.registry import SIZES, register
+from adatape.records import Steps
+
+Level = Literal["sample", "token"]
+
+
+class UniversalStage(nn.Module):
+    """Repeats a transition until a trained halting layer says stop; the output mixes the states by ACT's weights.
+
+    `level` halts whole samples, by the mean score of their tokens, or each token. `signals` adds sinusoids of position
+    and step before every step. A bias of -1 halts everything at step 4 before training, +1 at step 2.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        steps: int,
+        *,
+        level: Level = "sample",
+        signals: bool = True,
+        halting_bias: float = -1.0,
+        epsilon: float = 0.01,
+    ) -> None:
+        super().__init__()
+        if steps < 1:
+            raise ValueError(f"steps is {steps}; a universal stage needs at least 1")
+        if level not in ("sample", "token"):
+            raise ValueError(f"level is {level!r}; it must be sample or token")
+        self.steps, self.level, self.signals, self.epsilon = steps, level, signals, epsilon
+        self.halt = nn.Linear(width, 1)
+        nn.init.zeros_(self.halt.weight)
+        nn.init.constant_(self.halt.bias, halting_bias)
+
+    def forward(
+        self, x: Float[Tensor, "b n d"], transition: Callable[[int, Tensor], Tensor], steps: int
+    ) -> tuple[Float[Tensor, "b n d"], Act, Float[Tensor, "b t *n"]]:
+        act, out, weights = None, torch.zeros_like(x), []
+        for t in range(steps):
+            x = x + self._signal(x, t) if self.signals else x
+            p = self._score(x)
+            weight, act = advance(act or begin(p), p, last=t == steps - 1, epsilon=self.epsilon)
+            x = transition(t, x)
+            out = out + x * (weight[..., None] if self.level == "token" else weight[:, None, None]).to(x.dtype)
+            weights.append(weight)
+            if self._all_halted(act):
+                break
+        assert act is not None
+        return out, act, torch.stack(weights, 1)
+
+    def _score(self, x: Tensor) -> Tensor:
+        p = self.halt(x).squeeze(-1).float().sigmoid()
+        return p if self.level == "token" else p.mean(1)
+
+    def _signal(self, x: Tensor, t: int) -> Tensor:
+        table = sinusoid(max(x.shape[1], self.steps), x.shape[2]).to(x)
+        return table[: x.shape[1]] + table[t]
+
+    def _all_halted(self, act: Act) -> bool:
+        """Early exit belongs to inference: in training every step must use its parameters on every process."""
+        return not self.training and not torch.compiler.is_compiling() and not bool(act.running.any())
+
+
+def sinusoid(count: int, width: int) -> Float[Tensor, "count width"]:
+    """P[i, 2j] = sin(i / 10000^(2j/d)), P[i, 2j+1] its cosine."""
+    angle = torch.arange(count)[:, None] * 10000.0 ** (-torch.arange(0, width, 2) / width)
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width]
+
+
+class Universal(Adaptive):
+    """The ViT's blocks as one universal stage: one shared block is a Universal Transformer, as many as steps is U2T."""
+
+    def __init__(self, vit: VisionTransformer, steps: int, **options: Any) -> None:
+        super().__init__(vit)
+        if len(vit.blocks) not in (1, steps):
+            raise ValueError(f"the ViT has {len(vit.blocks)} blocks; {steps} steps need 1 to share or {steps}")
+        self.stage = UniversalStage(vit.embed_dim, steps, **options)
+        self.steps = steps
+
+    def set_budget(self, steps: int | None = None) -> None:
+        """The most steps to take, from now on; no argument resets."""
+        self.steps = _budget(steps, self.stage.steps)
+
+    def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:  # noqa: ARG002
+        blocks = self.vit.blocks
+        shared = len(blocks) == 1
+
+        def transition(t: int, state: Tensor) -> Tensor:
+            state = self.run_block(blocks[0 if shared else t], state)
+            if not shared:
+                visit(t, state)
+            return state
+
+        tokens, act, weights = self.stage(self.embed(x), transition, self.steps)
+        if shared:
+            visit(0, tokens)
+        return Walk(tokens, per_sample(ponder_cost(act)), steps=Steps(weights))
+
+
+class UViT(Adaptive):
+    """A universal stage of one shared block next to the input, and a whole ViT above it (or, unstable, below)."""
+
+    def __init__(
+        self, vit: VisionTransformer, block: nn.Module, steps: int, *, above: bool = False, **options: Any
+    ) -> None:
+        super().__init__(vit)
+        self.block, self.above = block, above
+        self.stage = UniversalStage(vit.embed_dim, steps, **options)
+        self.steps = steps
+
+    def set_budget(self, steps: int | None = None) -> None:
+        """The most steps of the universal stage, from now on; no argument resets."""
+        self.steps = _budget(steps, self.stage.steps)
+
+    def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:  # noqa: ARG002
+        tokens = self.embed(x)
+        if not self.above:
+            tokens, act, weights = self._ponder(tokens)
+        for layer, block in enumerate(self.vit.blocks):
+            tokens = self.run_block(block, tokens)
+            visit(layer, tokens)
+        if self.above:
+            tokens, act, weights = self._ponder(tokens)
+        return Walk(tokens, per_sample(ponder_cost(act)), steps=Steps(weights))
+
+    def _ponder(self, tokens: Tensor) -> tuple[Tensor, Act, Tensor]:
+        return self.stage(tokens, lambda _, state: self.run_block(self.block, state), self.steps)
+
+
+def per_sample(ponder: Tensor) -> Float[Tensor, b]:
+    """Tokens that halt apart are averaged."""
+    return ponder.mean(1) if ponder.dim() == 2 else ponder
+
+
+def _budget(steps: int | None, built: int) -> int:
+    if steps is not None and not 1 <= steps <= built:
+        raise ValueError(f"steps is {steps}; it must be between 1 and the {built} that the model was built for")
+    return built if steps is None else steps
+
+
+STAGE_OPTIONS = ("level", "signals", "halting_bias", "epsilon")
+
+
+def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    stage = {name: options.pop(name) for name in STAGE_OPTIONS if name in options}
+    return stage, options
+
+
+def build_ut(steps: int = 12, **options: Any) -> Universal:
+    """A Universal Transformer on images: one block, shared by all steps."""
+    stage, vit = _split(options)
+    return Universal(VisionTransformer(**{**vit, "depth": 1}), steps, **stage)
+
+
+def build_u2t(steps: int = 13, **options: Any) -> Universal:
+    """U2T: a Universal Transformer without sharing, with more steps than ViT has layers."""
+    stage, vit = _split(options)
+    return Universal(VisionTransformer(**{**vit, "depth": steps}), steps, **{"signals": False, **stage})
+
+
+def build_uvit(steps: int = 3, above: bool = False, **options: Any) -> UViT:
+    """UViT: a shallow universal stage below a ViT of full depth; `above` puts it on top."""
+    stage, vit = _split(options)
+    block = VisionTransformer(**{**vit, "depth": 1}).blocks[0]
+    return UViT(VisionTransformer(**vit), block, steps, above=above, **stage)
+
+
+register("ut_tiny_patch16_224", build_ut, patch_size=16, **SIZES["tiny"])
+for _size, _patch, _steps in (("tiny", 16, 13), ("small", 16, 13), ("base", 16, 15), ("base", 32, 15)):
+    register(f"u2t_{_size}_patch{_patch}_224", build_u2t, steps=_steps, patch_size=_patch, **SIZES[_size])
+for _size, _shape in SIZES.items():
+    for _patch in (16, 32):
+        _steps = 6 if _size == "large" else 3
+        register(f"uvit_{_size}_patch{_patch}_224", build_uvit, steps=_steps, patch_size=_patch, **_shape)
