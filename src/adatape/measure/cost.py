@@ -19,6 +19,7 @@ from adatape.encoder import TapeBlock
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.models.sequence import NoTokens, SymbolEmbed
+from adatape.models.universal import Universal, UViT
 
 
 class Part(NamedTuple):
@@ -33,6 +34,12 @@ def cost(model: nn.Module, tape: int | None = None) -> list[Part]:
     """The parts of a model for one sample that reads `tape` tokens; None is the bound, all that its budget allows."""
     if isinstance(model, AdaTape):
         return _adatape(model, model.reader.steps if tape is None else tape)
+    if tape is not None:
+        raise ValueError(f"tape is {tape}; {type(model).__name__} reads none")
+    if isinstance(model, Universal):
+        return _universal(model, list(model.vit.blocks), model.steps)
+    if isinstance(model, UViT):
+        return _universal(model, [model.block], model.steps, below=list(model.vit.blocks))
     if isinstance(model, Adaptive):
         return _vit(model.vit)
     if isinstance(model, VisionTransformer):
@@ -71,6 +78,22 @@ def _adatape(model: AdaTape, tape: int) -> list[Part]:
         Part("reader", _count(reader), read),
         Part("blocks", _count(vit.blocks, vit.norm) - own + _count(model.append_mlp), blocks),
         Part("tape feed-forwards", own, tape * sum(_per_token(ffn) for ffn in own_ffns)),
+        _head(vit),
+    ]
+
+
+def _universal(
+    model: Universal | UViT, stage: list[nn.Module], steps: int, below: list[nn.Module] | None = None
+) -> list[Part]:
+    """The stage's blocks, shared or not, for all the steps that its budget allows, and a ViT's blocks once each."""
+    vit, blocks = model.vit, below or []
+    inputs = _input_tokens(vit)
+    repeated = sum(_block_macs(stage[t % len(stage)], inputs, 0) for t in range(steps))
+    once = sum(_block_macs(block, inputs, 0) for block in blocks)
+    return [
+        _embedding(vit),
+        Part("halting", _count(model.stage), steps * inputs * _per_token(model.stage.halt)),
+        Part("blocks", _count(*stage, *blocks, vit.norm), repeated + once),
         _head(vit),
     ]
 
