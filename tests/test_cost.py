@@ -33,6 +33,10 @@ OPTIONS = [
     {"tape_ffn": "append+blocks"},
     {"tape_ffn": "none", "layer": 3},
     {"tape_ffn": "append+blocks", "layer": 0, "reg_tokens": 2},
+    {"reader": "parallel"},
+    {"reader": "fixed"},
+    {"reader": "act"},
+    {"reader": "act-after-norm", "tape_ffn": "blocks", "bank": "learn", "bank_size": 300},
 ]
 
 
@@ -42,7 +46,7 @@ def counted(model: torch.nn.Module, x: torch.Tensor) -> int:
         if hasattr(module, "fused_attn"):
             module.fused_attn = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.eval()(x)
+        model.eval().requires_grad_(False)(x)
     return counter.get_total_flops() // 2
 
 

@@ -18,7 +18,7 @@ ORDER = [
     {"config"},
     {"records"},
     {"atr", "act", "layout"},
-    {"banks", "kernels", "reader"},
+    {"banks", "kernels", "reader", "ablation"},
     {"encoder"},
     {"models"},
     {"data"},

@@ -42,17 +42,20 @@ def read_tape(
     ponder_at_halt: bool = True,
     *,
     choose: Choose = highest,
+    temperature: float | None = None,
     check: bool = True,
 ) -> Tape:
     """Reads up to `steps` tokens from the bank for each row, until the largest weights sum to `threshold`.
 
     Each token merges the `merge` best-scoring bank tokens not read before; None means steps / threshold. `taken` hides
     bank tokens from the start. Scores, softmax, halting sum and ponder are float32 or better whatever the input's
-    dtype, also under autocast. `check` looks at values too (finite, enough left to read), which waits for a GPU.
+    dtype, also under autocast. They are divided by `temperature`, √query_width by default, before the softmax. `check`
+    looks at values too (finite, enough left to read), which waits for a GPU.
     """
     h, merge = query_width, merge_of(steps, threshold, merge)
-    _check_settings(steps, threshold, merge, update, ponder)
+    temperature = h**0.5 if temperature is None else temperature
     _check_shapes(query, bank, h, taken)
+    _check_settings(steps, threshold, merge, temperature, update, ponder)
     _check_room(bank.shape[-2], steps, merge)
     if check and not torch.compiler.is_compiling():
         _check_values(query, bank, taken, steps, merge)
@@ -70,7 +73,7 @@ def read_tape(
             d = d.masked_fill(taken, -math.inf)  # line 4; departure 4 says why not a product
             i = choose(d, merge)  # line 5
             w = d.gather(-1, i)  # line 6
-            w = (w / h**0.5).softmax(-1)  # line 7
+            w = (w / temperature).softmax(-1)  # line 7
             s = weighted_sum(w, take(keys, i))  # line 8, the coordinates that the query needs
             index.append(i)  # line 9; the halting token stays: departure 6
             weight.append(w)
@@ -141,8 +144,9 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _check_settings(steps: int, threshold: float, merge: int, update: str, ponder: str) -> None:
-    for name, value in (("steps", steps), ("threshold", threshold), ("merge", merge)):
+def _check_settings(steps: int, threshold: float, merge: int, temperature: float, update: str, ponder: str) -> None:
+    numbers = {"steps": steps, "threshold": threshold, "merge": merge, "temperature": temperature}
+    for name, value in numbers.items():
         if not value > 0:
             raise ValueError(f"{name} is {value}; it must be positive")
     for name, choice, known in (("update", update, UPDATE), ("ponder", ponder, PONDER)):

@@ -14,6 +14,15 @@ class Bank(nn.Module):
     size: int  # tokens per sample (C)
 
 
+class NoBank(Bank):
+    """Nothing to read: for tapes that are not read from a bank."""
+
+    size = 0
+
+    def forward(self, inputs: Tensor) -> Float[Tensor, "0 0"]:
+        return inputs.new_zeros(0, 0)
+
+
 class LearnedBank(Bank):
     """Trained vectors, the same for every sample."""
 

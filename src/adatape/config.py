@@ -12,6 +12,7 @@ T = TypeVar("T")
 Update = Literal["average", "replace"]
 Ponder = Literal["gini", "max", "collect"]
 Choice = Literal["highest", "random", "order"]
+ReaderName = Literal["adaptive", "parallel", "fixed", "act", "act-after-norm"]
 TapeFFN = Literal["none", "append", "blocks", "append+blocks"]
 
 
@@ -41,6 +42,10 @@ class Reading:
     """share of the bank hidden at random while training"""
     choose: Choice = "highest"
     """which bank tokens a step takes; the others are controls"""
+    temperature: float | None = None
+    """what scores are divided by before the softmax; None is √h"""
+    norm: bool = True
+    """whether query and bank pass their shared LayerNorm"""
 
     @property
     def merged(self) -> int:
@@ -66,6 +71,7 @@ class SequenceModel:
     depth: int = 12
     heads: int = 3
     reading: Reading | None = None
+    reader: ReaderName = "adaptive"
     layer: int = 1
     """block index before which the tape joins"""
     tape_ffn: TapeFFN = "append"

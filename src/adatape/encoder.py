@@ -28,16 +28,27 @@ class TapeBlock(Block):
         self.tape_mlp = tape_mlp(dim, int(dim * mlp_ratio))
 
     def forward(
-        self, x: Float[Tensor, "b n d"], attn_mask: Tensor | None = None, is_causal: bool = False, tape: int = 0
+        self,
+        x: Float[Tensor, "b n d"],
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        tape: int = 0,
+        scale: Float[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
-        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), attn_mask=attn_mask, is_causal=is_causal)))
-        return x + self.drop_path2(self.ls2(self._feed_forward(self.norm2(x), tape)))
+        """`scale` multiplies rows after each norm: an ablation, for a weight that a norm would divide out."""
+        attended = self.attn(_scaled(self.norm1(x), scale), attn_mask=attn_mask, is_causal=is_causal)
+        x = x + self.drop_path1(self.ls1(attended))
+        return x + self.drop_path2(self.ls2(self._feed_forward(_scaled(self.norm2(x), scale), tape)))
 
     def _feed_forward(self, x: Tensor, tape: int) -> Tensor:
         if tape == 0:
             return self.mlp(x)
         split = x.shape[1] - tape
         return torch.cat([self.mlp(x[:, :split]), self.tape_mlp(x[:, split:])], 1)
+
+
+def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+    return x if scale is None else x * scale[..., None].to(x.dtype)
 
 
 class TapeBlocksFrom:

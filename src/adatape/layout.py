@@ -28,3 +28,28 @@ def fill_hidden(tokens: Float[Tensor, "b m d"], visible: Bool[Tensor, "b m"], st
     seen = visible[:, start:, None]
     mean = (tokens[:, start:] * seen).sum(1, keepdim=True) / seen.sum(1, keepdim=True)
     return torch.where(visible[..., None], tokens, mean.to(tokens.dtype))
+
+
+def compact(
+    tokens: Float[Tensor, "b n d"], keep: Bool[Tensor, "b n"]
+) -> tuple[Float[Tensor, "s m d"], Bool[Tensor, "s m"]]:
+    """Kept rows moved to the front and cut to the longest sample, without samples that keep none; and which are real.
+
+    Shapes depend on the data, so this belongs to eager inference.
+    """
+    count = keep.sum(1)
+    count = count[count > 0]
+    width = int(count.max()) if count.numel() else 0
+    real = torch.arange(width, device=keep.device) < count[:, None]
+    empty = tokens.new_zeros(*real.shape, tokens.shape[2])
+    return empty.index_put((real,), tokens[keep]), real
+
+
+def expand(
+    packed: Float[Tensor, "s m d"],
+    real: Bool[Tensor, "s m"],
+    tokens: Float[Tensor, "b n d"],
+    keep: Bool[Tensor, "b n"],
+) -> Float[Tensor, "b n d"]:
+    """Undoes `compact`: kept rows take what the packed ones hold, the others stay as they are in `tokens`."""
+    return tokens.index_put((keep,), packed[real].to(tokens.dtype))

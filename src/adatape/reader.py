@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from adatape.atr import Choose, highest, read_tape, wide
-from adatape.config import Choice, Reading, merge_of
+from adatape.config import Choice, Reading
 from adatape.records import Tape
 
 
@@ -37,11 +37,17 @@ class TapeReader(nn.Module):
 
     def __init__(self, width: int, reading: Reading, bank_size: int) -> None:
         super().__init__()
-        _check_bank(reading, bank_size, width)
+        _check_reading(reading, width)
+        _check_bank(reading, bank_size, self.tokens_needed(reading))
         self.reading = reading
-        self.norm = nn.LayerNorm(width, eps=1e-6)
-        nn.init.constant_(self.norm.weight, reading.norm_scale)
+        self.norm = nn.LayerNorm(width, eps=1e-6) if reading.norm else nn.Identity()
+        if reading.norm:
+            nn.init.constant_(self.norm.weight, reading.norm_scale)  # type: ignore[arg-type]
         self.steps, self.threshold = reading.steps, reading.threshold
+
+    @staticmethod
+    def tokens_needed(reading: Reading) -> int:
+        return reading.steps * reading.merged
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Sets the most tokens to read and where to halt; the threshold scales with steps unless it is given."""
@@ -65,29 +71,36 @@ class TapeReader(nn.Module):
         bank: Float[Tensor, "c d"] | Float[Tensor, "b c d"],
         generator: torch.Generator | None = None,
     ) -> Tape:
-        reading, dtype = self.reading, query.dtype
+        dtype = query.dtype
         with torch.autocast(query.device.type, enabled=False):
-            if self.training and reading.noise > 0:
-                query = query + reading.noise * _random(torch.randn, query.shape, query, generator)
+            if self.training and self.reading.noise > 0:
+                query = query + self.reading.noise * _random(torch.randn, query.shape, query, generator)
             query, bank = self._norm(query), self._norm(bank)
-            tape = read_tape(
-                query,
-                bank,
-                steps=self.steps,
-                threshold=self.threshold,
-                merge=reading.merged,
-                query_width=reading.query_width,
-                taken=self._hidden(query, bank, generator),
-                update=reading.update,
-                ponder=reading.ponder,
-                ponder_at_halt=reading.ponder_at_halt,
-                choose=CHOICES[reading.choose],
-                check=False,  # a trained model's values are its own; a look at them would wait for the GPU every step
-            )
+            tape = self.read(query, bank, self._hidden(query, bank, generator))
         return tape._replace(tokens=tape.tokens.to(dtype))
+
+    def read(self, query: Tensor, bank: Tensor, taken: Tensor | None) -> Tape:
+        reading = self.reading
+        return read_tape(
+            query,
+            bank,
+            steps=self.steps,
+            threshold=self.threshold,
+            merge=reading.merged,
+            query_width=reading.query_width,
+            taken=taken,
+            update=reading.update,
+            ponder=reading.ponder,
+            ponder_at_halt=reading.ponder_at_halt,
+            choose=CHOICES[reading.choose],
+            temperature=reading.temperature,
+            check=False,  # a trained model's values are its own; a look at them would wait for the GPU every step
+        )
 
     def _norm(self, x: Tensor) -> Tensor:
         x = wide(x)
+        if isinstance(self.norm, nn.Identity):
+            return x
         weight, bias = self.norm.weight.to(x.dtype), self.norm.bias.to(x.dtype)
         return nn.functional.layer_norm(x, self.norm.normalized_shape, weight, bias, self.norm.eps)
 
@@ -107,7 +120,7 @@ def _random(
     return draw(shape, device=like.device, dtype=like.dtype, generator=generator)
 
 
-def _check_bank(reading: Reading, size: int, width: int) -> None:
+def _check_reading(reading: Reading, width: int) -> None:
     """Refuses at construction what reading would refuse later."""
     if not 0 < reading.query_width <= width:
         raise ValueError(f"query_width is {reading.query_width}; it must be between 1 and the model's width {width}")
@@ -118,9 +131,12 @@ def _check_bank(reading: Reading, size: int, width: int) -> None:
             raise ValueError(f"{name} is {value}; it must be positive")
     if not 0 <= reading.hide < 1 or reading.noise < 0:
         raise ValueError(f"hide is {reading.hide} and noise {reading.noise}; they must be in [0, 1) and at least 0")
-    need = reading.steps * merge_of(reading.steps, reading.threshold, reading.merge)
+
+
+def _check_bank(reading: Reading, size: int, need: int) -> None:
     # Six standard deviations of the Bernoulli count: about one sample in a billion would have too few left.
     hidden = size * reading.hide + 6 * math.sqrt(size * reading.hide * (1 - reading.hide))
     if size - hidden < need:
         hides = f", up to {math.ceil(hidden)} of them hidden in training" if reading.hide else ""
-        raise ValueError(f"bank has {size} tokens{hides}; steps × merge needs {need}")
+        product = "steps × merge" if need == reading.steps * reading.merged else "steps"
+        raise ValueError(f"bank has {size} tokens{hides}; {product} needs {need}")

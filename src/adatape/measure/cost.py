@@ -14,12 +14,14 @@ from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from adatape.banks import InputBank, LearnedBank
+from adatape.ablation import ActReader, FixedTokens, ParallelReader
+from adatape.banks import InputBank, LearnedBank, NoBank
 from adatape.encoder import TapeBlock
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.models.sequence import NoTokens, SymbolEmbed
 from adatape.models.universal import Universal, UViT
+from adatape.reader import TapeReader
 
 
 class Part(NamedTuple):
@@ -71,11 +73,10 @@ def _adatape(model: AdaTape, tape: int) -> list[Part]:
         if isinstance(block, TapeBlock):
             own_ffns.append(block.tape_mlp)
     own = _count(*own_ffns)
-    read = tape * model.bank.size * reader.reading.query_width
     return [
         _embedding(vit),
         Part("bank", _count(model.bank), token_macs(model.bank) if tape else 0),
-        Part("reader", _count(reader), read),
+        Part("reader", _count(reader), _read_macs(model.reader, model.bank.size, tape)),
         Part("blocks", _count(vit.blocks, vit.norm) - own + _count(model.append_mlp), blocks),
         Part("tape feed-forwards", own, tape * sum(_per_token(ffn) for ffn in own_ffns)),
         _head(vit),
@@ -96,6 +97,15 @@ def _universal(
         Part("blocks", _count(*stage, *blocks, vit.norm), repeated + once),
         _head(vit),
     ]
+
+
+def _read_macs(reader: TapeReader | FixedTokens, bank_size: int, tape: int) -> int:
+    """Scores of the whole bank, at each step or, in parallel, once; with ACT a halting score for each token."""
+    if isinstance(reader, FixedTokens) or tape == 0:
+        return 0
+    passes = 1 if isinstance(reader, ParallelReader) else tape
+    halting = tape * _per_token(reader.halt) if isinstance(reader, ActReader) else 0
+    return passes * bank_size * reader.reading.query_width + halting
 
 
 def _embedding(vit: VisionTransformer) -> Part:
@@ -145,6 +155,7 @@ def _(module: InputBank) -> int:
 
 
 @token_macs.register(LearnedBank)
+@token_macs.register(NoBank)
 @token_macs.register(NoTokens)
 def _(module: nn.Module) -> int:  # noqa: ARG001
     return 0

@@ -9,13 +9,13 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from adatape.banks import Bank, InputBank, LearnedBank
-from adatape.config import Reading, TapeFFN
+from adatape.ablation import ActReader, make_reader
+from adatape.banks import Bank, InputBank, LearnedBank, NoBank
+from adatape.config import ReaderName, Reading, TapeFFN
 from adatape.encoder import TapeBlock, TapeBlocksFrom, tape_mlp
 from adatape.layout import append, key_mask
 from adatape.models.adaptive import Adaptive, Visit, Walk, check_backbone
 from adatape.models.registry import SIZES, register
-from adatape.reader import TapeReader
 from adatape.records import Tape
 
 BankName = Literal["input", "learn"]
@@ -33,7 +33,7 @@ class AdaTape(Adaptive):
 
     `tape_ffn` says where tape tokens take a feed-forward of their own: once when appended (the paper's ImageNet
     models), in each block that follows, in both (its JFT models), or nowhere. `query` is the mean of the tokens or
-    the class token; by default it is what the ViT pools.
+    the class token; by default it is what the ViT pools. `reader` names an ablation of the reader.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class AdaTape(Adaptive):
         bank: Bank,
         reading: Reading | None = None,
         *,
+        reader: ReaderName = "adaptive",
         layer: int = 1,
         tape_ffn: TapeFFN = "append",
         query: QueryName | None = None,
@@ -51,8 +52,10 @@ class AdaTape(Adaptive):
         query = query or ("token" if vit.global_pool == "token" else "mean")
         _check_placement(vit, layer, tape_ffn, query)
         self.layer, self.tape_ffn, self.query = layer, tape_ffn, query
-        self.bank = bank
-        self.reader = TapeReader(vit.embed_dim, reading, bank.size)
+        self.bank = NoBank() if reader == "fixed" else bank
+        self.reader = make_reader(reader, vit.embed_dim, reading, bank.size)
+        if self._scales_after_norm() and "blocks" not in tape_ffn:
+            raise ValueError(f"reader is {reader!r}; it scales inside TapeBlocks, so tape_ffn must have blocks")
         self.append_mlp = (
             tape_mlp(vit.embed_dim, _hidden_width(vit)) if "append" in FFN_PLACES[tape_ffn] else nn.Identity()
         )
@@ -73,10 +76,24 @@ class AdaTape(Adaptive):
             if layer == self.layer and self.reader.steps > 0:
                 tape = self.reader(self._query(tokens), self.bank(x), generator)
                 tokens, visible = append(tokens, self.append_mlp(tape.tokens), tape.mask)
-            tokens = self.run_block(block, tokens, **_tape_arguments(block, tape, visible))
+            tokens = self.run_block(block, tokens, **self._tape_arguments(block, tape, visible))
             visit(layer, tokens[:, :inputs])
         ponder = tokens.new_zeros(tokens.shape[0], dtype=torch.float32) if tape is None else tape.ponder
         return Walk(tokens, ponder, visible, tape)
+
+    def _tape_arguments(self, block: nn.Module, tape: Tape | None, visible: Tensor | None) -> dict[str, Any]:
+        if tape is None or visible is None:
+            return {}
+        arguments: dict[str, Any] = {"attn_mask": key_mask(visible)}
+        if isinstance(block, TapeBlock):
+            arguments["tape"] = tape.mask.shape[1]
+        if self._scales_after_norm():
+            ones = tape.weight.new_ones(visible.shape[0], visible.shape[1] - tape.mask.shape[1])
+            arguments["scale"] = torch.cat([ones, tape.weight.sum(-1)], 1)
+        return arguments
+
+    def _scales_after_norm(self) -> bool:
+        return isinstance(self.reader, ActReader) and self.reader.after_norm
 
     def _query(self, tokens: Tensor) -> Tensor:
         return tokens[:, 0] if self.query == "token" else tokens.mean(1)
@@ -90,13 +107,6 @@ def _hidden_width(vit: VisionTransformer) -> int:
     """The width inside the ViT's own feed-forward, gated or not; four times its own where a block has none apart."""
     last = getattr(getattr(vit.blocks[0], "mlp", None), "fc2", None)
     return last.in_features if isinstance(last, nn.Linear) else 4 * vit.embed_dim
-
-
-def _tape_arguments(block: nn.Module, tape: Tape | None, visible: Tensor | None) -> dict[str, Any]:
-    if tape is None or visible is None:
-        return {}
-    rows = {"tape": tape.mask.shape[1]} if isinstance(block, TapeBlock) else {}
-    return {"attn_mask": key_mask(visible), **rows}
 
 
 def _check_placement(vit: VisionTransformer, layer: int, tape_ffn: str, query: str) -> None:
@@ -153,6 +163,7 @@ def build(
     bank_patch: int = 8,
     bank_size: int = 10_000,
     tape_ffn: TapeFFN = "append",
+    reader: ReaderName = "adaptive",
     layer: int = 1,
     query: QueryName | None = None,
     **options: Any,
@@ -167,9 +178,8 @@ def build(
     pooling: dict[str, Any] = {} if bank == "learn" else {"class_token": False, "global_pool": "avg", "fc_norm": False}
     blocks: dict[str, Any] = {"block_fn": TapeBlocksFrom(layer)} if "blocks" in tape_ffn else {}
     vit = VisionTransformer(**{**pooling, **blocks, **options})
-    return AdaTape(
-        vit, make_bank(bank, vit, bank_patch, bank_size), reading, layer=layer, tape_ffn=tape_ffn, query=query
-    )
+    source = NoBank() if reader == "fixed" else make_bank(bank, vit, bank_patch, bank_size)
+    return AdaTape(vit, source, reading, reader=reader, layer=layer, tape_ffn=tape_ffn, query=query)
 
 
 for _size, _shape in SIZES.items():

@@ -65,4 +65,4 @@ def build_sequence_model(config: SequenceModel, length: int, classes: int = 2) -
     if config.reading is None:
         return Plain(vit)
     bank = SymbolEmbed(length, config.width)
-    return AdaTape(vit, bank, config.reading, layer=config.layer, tape_ffn=config.tape_ffn)
+    return AdaTape(vit, bank, config.reading, reader=config.reader, layer=config.layer, tape_ffn=config.tape_ffn)

@@ -1,0 +1,125 @@
+"""Readers that leave something out, or put ACT in: what AdaTape's own reader is compared with."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from timm.layers import trunc_normal_
+from torch import Tensor, nn
+
+from adatape.act import advance, begin, ponder_cost
+from adatape.atr import highest, read_tape, scores, summable, take, wide
+from adatape.config import ReaderName, Reading
+from adatape.reader import CHOICES, TapeReader
+from adatape.records import Tape
+
+
+class ParallelReader(TapeReader):
+    """No adaptive length: the T best-scoring tokens at once, as they are.
+
+    Nothing weights them, so no gradient reaches the query, as in the released code (departure 22).
+    """
+
+    @staticmethod
+    def tokens_needed(reading: Reading) -> int:
+        return reading.steps
+
+    def read(self, query: Tensor, bank: Tensor, taken: Tensor | None) -> Tape:
+        h = self.reading.query_width
+        d = scores(query[:, :h], summable(bank[..., :h]))
+        index = highest(d if taken is None else d.masked_fill(taken, -math.inf), self.steps)
+        return full_tape(take(bank, index), index[..., None])
+
+
+class FixedTokens(nn.Module):
+    """Neither adaptive length nor content: T trained tokens, the same for every sample, and no bank."""
+
+    def __init__(self, width: int, reading: Reading) -> None:
+        super().__init__()
+        self.reading, self.steps = reading, reading.steps
+        self.tokens = nn.Parameter(trunc_normal_(torch.empty(reading.steps, width), std=0.02))
+
+    def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:  # noqa: ARG002
+        steps = self.reading.steps if steps is None else steps
+        if not 0 <= steps <= self.reading.steps:
+            raise ValueError(f"steps is {steps}; there are {self.reading.steps} trained tokens")
+        self.steps = steps
+
+    def forward(self, query: Float[Tensor, "b d"], bank: Tensor, generator: torch.Generator | None = None) -> Tape:  # noqa: ARG002
+        b = query.shape[0]
+        tokens = self.tokens[: self.steps].expand(b, -1, -1).to(query.dtype)
+        return full_tape(tokens, torch.arange(self.steps, device=query.device).expand(b, -1)[..., None])
+
+
+class ActReader(TapeReader):
+    """ACT applied to the tape, as the paper's appendix warns against: a trained layer scores each token read.
+
+    ACT's weight multiplies the token, and the first LayerNorm it meets divides it out again. `after_norm` multiplies
+    after each norm of the blocks instead. `Tape.weight` carries ACT's weight: a token's weights sum to it.
+    """
+
+    def __init__(self, width: int, reading: Reading, bank_size: int, after_norm: bool = False) -> None:
+        super().__init__(width, reading, bank_size)
+        self.after_norm = after_norm
+        self.halt = nn.Linear(width, 1)
+        nn.init.zeros_(self.halt.weight)
+        nn.init.constant_(self.halt.bias, -1.0)
+
+    def read(self, query: Tensor, bank: Tensor, taken: Tensor | None) -> Tape:
+        reading = self.reading
+        tape = read_tape(
+            query,
+            bank,
+            self.steps,
+            math.inf,
+            reading.merged,
+            reading.query_width,
+            taken,
+            reading.update,
+            choose=CHOICES[reading.choose],
+            temperature=reading.temperature,
+            check=False,
+        )
+        p = wide(self.halt(tape.tokens.to(self.halt.weight.dtype))).squeeze(-1).sigmoid()
+        act, weights = begin(p[:, 0]), []
+        for t in range(self.steps):
+            weight, act = advance(act, p[:, t], last=t == self.steps - 1)
+            weights.append(weight)
+        share = torch.stack(weights, 1)
+        visible = torch.arange(self.steps, device=p.device) < act.updates[:, None]
+        tokens = tape.tokens * visible[..., None] if self.after_norm else tape.tokens * share[..., None]
+        return Tape(
+            tokens=tokens,
+            mask=visible,
+            index=tape.index.masked_fill(~visible[..., None], -1),
+            weight=tape.weight * share[..., None],
+            length=visible.sum(-1),
+            ponder=ponder_cost(act),
+        )
+
+
+def full_tape(tokens: Float[Tensor, "b t d"], index: Tensor) -> Tape:
+    """A tape that nothing ends early."""
+    b, t, _ = tokens.shape
+    return Tape(
+        tokens=tokens,
+        mask=torch.ones(b, t, dtype=torch.bool, device=tokens.device),
+        index=index,
+        weight=torch.ones(b, t, 1, device=tokens.device),
+        length=torch.full((b,), t, device=tokens.device),
+        ponder=torch.zeros(b, device=tokens.device),
+    )
+
+
+def make_reader(name: ReaderName, width: int, reading: Reading, bank_size: int) -> TapeReader | FixedTokens:
+    if name == "adaptive":
+        return TapeReader(width, reading, bank_size)
+    if name == "parallel":
+        return ParallelReader(width, reading, bank_size)
+    if name == "fixed":
+        return FixedTokens(width, reading)
+    if name in ("act", "act-after-norm"):
+        return ActReader(width, reading, bank_size, after_norm=name == "act-after-norm")
+    raise ValueError(f"reader is {name!r}; it must be adaptive, parallel, fixed, act or act-after-norm")
