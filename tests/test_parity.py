@@ -15,7 +15,7 @@ from adatape.models.sequence import build_sequence_model
 from adatape.recipes import RECIPES, parity, parity_small
 from adatape.train.loop import Trainer, warmed_up
 
-SYSTEMS = ("adatape", "transformer", "singles", "random", "order")
+SYSTEMS = ("adatape", "transformer", "ut", "singles", "random", "order")
 
 
 def tiny(system: str = "adatape", **changes) -> Experiment:

@@ -65,13 +65,15 @@ def merge_of(steps: int, threshold: float, merge: int | None) -> int:
 
 @dataclass(frozen=True)
 class SequenceModel:
-    """A Transformer on symbols; with `reading` it sees them only through a tape."""
+    """A Transformer on symbols; `reading` shows them only through a tape, `universal` repeats one block."""
 
     width: int = 192
     depth: int = 12
     heads: int = 3
     reading: Reading | None = None
     reader: ReaderName = "adaptive"
+    universal: int | None = None
+    """most steps of a Universal Transformer, one block that ACT repeats"""
     layer: int = 1
     """block index before which the tape joins"""
     tape_ffn: TapeFFN = "append"

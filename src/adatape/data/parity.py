@@ -17,7 +17,7 @@ class Batch(NamedTuple):
     label: Tensor  # (b,) int64
 
 
-def parity_of(symbols: Int[Tensor, "b n"]) -> Int[Tensor, b]:
+def parity_of(symbols: Int[Tensor, "b n"]) -> Int[Tensor, "b"]:
     return (symbols == 1).sum(-1) % 2
 
 

@@ -15,6 +15,7 @@ from adatape.config import SequenceModel
 from adatape.encoder import TapeBlocksFrom
 from adatape.models.adatape import AdaTape
 from adatape.models.plain import Plain
+from adatape.models.universal import Universal
 
 SYMBOLS = 3
 
@@ -46,8 +47,10 @@ class NoTokens(nn.Module):
         return symbols.new_zeros(symbols.shape[0], 0, self.width).float()
 
 
-def build_sequence_model(config: SequenceModel, length: int, classes: int = 2) -> Plain | AdaTape:
-    """The plain Transformer reads class token and symbols; AdaTape reads a class token and a tape of symbols."""
+def build_sequence_model(config: SequenceModel, length: int, classes: int = 2) -> Plain | Universal | AdaTape:
+    """Transformer and UT see class token and symbols; AdaTape sees a class token and a tape of symbols."""
+    if config.reading is not None and config.universal is not None:
+        raise ValueError(f"universal is {config.universal} and reading is given; a model has one or the other")
 
     def embed(embed_dim: int, **_: Any) -> nn.Module:
         return SymbolEmbed(length, embed_dim) if config.reading is None else NoTokens(embed_dim)
@@ -57,11 +60,13 @@ def build_sequence_model(config: SequenceModel, length: int, classes: int = 2) -
         embed_layer=embed,
         num_classes=classes,
         embed_dim=config.width,
-        depth=config.depth,
+        depth=config.depth if config.universal is None else 1,
         num_heads=config.heads,
         weight_init="moco",  # Xavier for each of q, k, v, as in flax: departure 38
         **(blocks if config.reading else {}),
     )
+    if config.universal is not None:
+        return Universal(vit, config.universal)
     if config.reading is None:
         return Plain(vit)
     bank = SymbolEmbed(length, config.width)

@@ -140,7 +140,7 @@ class UViT(Adaptive):
         return self.stage(tokens, lambda _, state: self.run_block(self.block, state), self.steps)
 
 
-def per_sample(ponder: Tensor) -> Float[Tensor, b]:
+def per_sample(ponder: Tensor) -> Float[Tensor, "b"]:
     """Tokens that halt apart are averaged."""
     return ponder.mean(1) if ponder.dim() == 2 else ponder
 

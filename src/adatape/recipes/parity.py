@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from adatape.config import Choice, Experiment, Optimizer, Parity, Reading, SequenceModel, TapeFFN
+from adatape.config import Choice, Experiment, Optimizer, Parity, ReaderName, Reading, SequenceModel, TapeFFN
 
-System = Literal["adatape", "transformer", "singles", "random", "order"]
+System = Literal["adatape", "transformer", "ut", "singles", "random", "order"]
+UT_STEPS, ACT_WEIGHT = 12, 0.01
 
 
 def reading_for(system: System, length: int, query_width: int = 64, norm_scale: float = 0.3) -> Reading | None:
     """T = 2τ = N/2 and K = 2 read the sequence in pairs; the control `singles` reads every symbol by itself."""
-    if system == "transformer":
+    if system in ("transformer", "ut"):
         return None
     if length < 4 or length % 2:
         raise ValueError(f"length is {length}; reading in pairs needs an even length of at least 4")
@@ -30,14 +31,18 @@ def parity(
     layer: int = 1,
     tape_ffn: TapeFFN = "append",
     norm_scale: float = 0.3,
+    reader: ReaderName = "adaptive",
+    ponder_weight: float = 0.0,
 ) -> Experiment:
     """Transformer-Tiny on sequences of any length, as in the paper: batch 128, 1,000 warm-up steps."""
     reading = reading_for(system, length, norm_scale=norm_scale)
+    universal = UT_STEPS if system == "ut" else None
     return Experiment(
         recipe="parity",
         data=Parity(length),
-        model=SequenceModel(reading=reading, layer=layer, tape_ffn=tape_ffn),
+        model=SequenceModel(reading=reading, reader=reader, universal=universal, layer=layer, tape_ffn=tape_ffn),
         optimizer=Optimizer(lr=lr, steps=steps),
+        ponder_weight=ACT_WEIGHT if system == "ut" else ponder_weight,
         seed=seed,
     )
 
@@ -48,13 +53,24 @@ def parity_small(
     lr: float = 3e-4,
     steps: int = 400,
     seed: int = 0,
+    tape_ffn: TapeFFN = "append",
+    reader: ReaderName = "adaptive",
+    ponder_weight: float = 0.0,
 ) -> Experiment:
     """The demo: three layers of width 96, less than a minute on two CPU cores."""
     return Experiment(
         recipe="parity-small",
         data=Parity(length, held_out=1000),
-        model=SequenceModel(width=96, depth=3, reading=reading_for(system, length, query_width=32)),
+        model=SequenceModel(
+            width=96,
+            depth=3,
+            reading=reading_for(system, length, query_width=32),
+            reader=reader,
+            universal=UT_STEPS if system == "ut" else None,
+            tape_ffn=tape_ffn,
+        ),
         optimizer=Optimizer(lr=lr, steps=steps, warmup=50),
+        ponder_weight=ACT_WEIGHT if system == "ut" else ponder_weight,
         seed=seed,
         evaluate_every=20,
         stop_at=None,

@@ -1,0 +1,162 @@
+"""A-ViT (Yin et al. 2022): tokens of a ViT halt one by one, by a score read from their own first coordinate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from adatape.act import advance, begin, ponder_cost
+from adatape.layout import compact, expand, key_mask
+from adatape.models.adaptive import Adaptive, Visit, Walk
+from adatape.models.registry import SIZES, register
+from adatape.records import Steps
+
+
+class AViT(Adaptive):
+    """Wraps a ViT, without a parameter more, so that each token stops at a layer of its own.
+
+    After each block a token's score is sigmoid(gamma · first coordinate + beta). It halts where the sum of its scores
+    passes 1 - epsilon, or at the last layer; from then on nobody attends to it, and it stays as it is. Its output mixes
+    its states by ACT's weights, and the class token's answers. `ponder` is the mean over tokens of N + r.
+
+    In training, `prior_weight` times the distribution prior is added to every sample's ponder, so that
+    `alpha_p · ponder.mean()` is the paper's two terms when `prior_weight` is alpha_d / alpha_p. `prior_mean` is the
+    layer, counted from 0, around which tokens should halt; shallow ViTs take their last but one.
+    """
+
+    def __init__(
+        self,
+        vit: VisionTransformer,
+        *,
+        gamma: float = 5.0,
+        beta: float = -10.0,
+        epsilon: float = 0.01,
+        prior_mean: float = 8.0,
+        prior_weight: float = 0.0,
+    ) -> None:
+        super().__init__(vit)
+        _check_class_token(vit)
+        _check_halting(gamma, epsilon, prior_weight)
+        self.gamma, self.beta, self.epsilon = gamma, beta, epsilon
+        self.prior_mean, self.prior_weight = prior_mean, prior_weight
+        self.packed = False
+
+    def set_packed(self, packed: bool = True) -> None:
+        """Whether eager inference removes halted tokens instead of masking them; the results are the same."""
+        self.packed = packed
+
+    def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:  # noqa: ARG002
+        tokens, last = self.embed(x), len(self.vit.blocks) - 1
+        act = begin(tokens[..., 0].float())
+        out = torch.zeros_like(tokens, dtype=torch.float32)
+        weights, scores, running = [], [], []
+        for layer, block in enumerate(self.vit.blocks):
+            tokens = self._step(block, tokens, act.running) if layer else self.run_block(block, tokens)
+            score = halting_score(tokens, self.gamma, self.beta)
+            running.append(act.running)
+            weight, act = advance(act, score, last=layer == last, epsilon=self.epsilon)
+            out = out + weight[..., None] * tokens
+            weights.append(weight)
+            scores.append(score)
+            visit(layer, tokens)
+        ponder = ponder_cost(act).mean(1)
+        if self.training and self.prior_weight > 0:
+            ponder = ponder + self.prior_weight * self._prior(torch.stack(scores, 1), torch.stack(running, 1))
+        return Walk(out.to(tokens.dtype), ponder, steps=Steps(torch.stack(weights, 1)))
+
+    def _step(self, block: nn.Module, tokens: Tensor, running: Tensor) -> Tensor:
+        """One block for the running tokens; the halted ones stay as they are."""
+        if self.packed and not self.training and not torch.compiler.is_compiling():
+            return self._packed_step(block, tokens, running)
+        stepped = self.run_block(block, tokens, attn_mask=key_mask(_never_blind(running)))
+        return torch.where(running[..., None], stepped, tokens)
+
+    def _packed_step(self, block: nn.Module, tokens: Tensor, running: Tensor) -> Tensor:
+        packed, real = compact(tokens, running)
+        if not packed.numel():
+            return tokens
+        mask = None if real.all() else key_mask(real)  # attention is fastest without one
+        return expand(self.run_block(block, packed, attn_mask=mask), real, tokens, running)
+
+    def _prior(self, scores: Tensor, running: Tensor) -> Tensor:
+        depth = scores.shape[1]
+        target = gaussian_target(depth, min(self.prior_mean, depth - 2.0), scores.device)
+        return distribution_prior(halting_mean(scores, running), target)
+
+
+def halting_score(tokens: Float[Tensor, "b n d"], gamma: float, beta: float) -> Float[Tensor, "b n"]:
+    """h = sigmoid(gamma · e₀ + beta), in float32 whatever surrounds it."""
+    return (gamma * tokens[..., 0].float() + beta).sigmoid()
+
+
+def halting_mean(score: Float[Tensor, "b l n"], running: Bool[Tensor, "b l n"]) -> Float[Tensor, "l"]:
+    """The mean score of each layer over the tokens of all samples that ran in it, without class tokens; 0 if none ran.
+
+    The last layer enters with its own score, not with the 1 that ends it: that 1 would outweigh all other layers.
+    """
+    score, running = score[..., 1:], running[..., 1:]
+    return (score * running).sum((0, 2)) / running.sum((0, 2)).clamp(min=1)
+
+
+def gaussian_target(depth: int, mean: float, device: torch.device | None = None) -> Float[Tensor, "depth"]:
+    """A Gaussian of deviation 1 at layers 0 to depth - 1, cut off there and summing to 1."""
+    return (-0.5 * (torch.arange(depth, device=device) - mean).square()).softmax(0)
+
+
+def distribution_prior(halting_mean: Float[Tensor, "l"], target: Float[Tensor, "l"]) -> Float[Tensor, ""]:
+    """KL(target ‖ H), both normalised over layers with no share below 0.01 or above 0.99."""
+    target, halting = _bounded_shares(target), _bounded_shares(halting_mean)
+    return (target * (target.log() - halting.log())).sum()
+
+
+def _bounded_shares(amount: Tensor) -> Tensor:
+    """Shares are normalised again after the bounds, since only between distributions is KL never negative."""
+    share = (amount / amount.sum().clamp(min=torch.finfo(amount.dtype).tiny)).clamp(0.01, 0.99)
+    return share / share.sum()
+
+
+def tokens_per_layer(weight: Float[Tensor, "b l n"]) -> Float[Tensor, "b l"]:
+    """How many tokens of each sample enter each layer, from `Output.steps.weight`: what its true cost depends on.
+
+    A halting step takes at least epsilon, so a token still runs where weight lies ahead of it.
+    """
+    ahead = weight.flip(1).cumsum(1).flip(1)
+    return (ahead > 0).float().sum(2)
+
+
+def _never_blind(running: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n"]:
+    """A sample that has halted altogether sees all: attention to nothing is NaN, and its rows no longer count."""
+    return running | ~running.any(1, keepdim=True)
+
+
+def _check_class_token(vit: VisionTransformer) -> None:
+    if vit.cls_token is None:
+        raise ValueError("class_token is False; A-ViT answers from the class token, so it must be True")
+    if vit.global_pool != "token":
+        raise ValueError(f"global_pool is {vit.global_pool!r}; A-ViT answers from the class token: it must be 'token'")
+
+
+def _check_halting(gamma: float, epsilon: float, prior_weight: float) -> None:
+    if not gamma > 0:
+        raise ValueError(f"gamma is {gamma}; it must be above 0, so that a larger first coordinate halts earlier")
+    if not 0 < epsilon < 1:
+        raise ValueError(f"epsilon is {epsilon}; it must lie between 0 and 1, both excluded")
+    if not prior_weight >= 0:
+        raise ValueError(f"prior_weight is {prior_weight}; it must be at least 0, which leaves the prior out")
+
+
+OPTIONS = ("gamma", "beta", "epsilon", "prior_mean", "prior_weight")
+
+
+def build_avit(**options: Any) -> AViT:
+    """An A-ViT from scratch; `options` are A-ViT's own and arguments of timm's VisionTransformer."""
+    own = {name: options.pop(name) for name in OPTIONS if name in options}
+    return AViT(VisionTransformer(**options), **own)
+
+
+for _size in ("tiny", "small"):
+    register(f"avit_{_size}_patch16_224", build_avit, patch_size=16, **SIZES[_size])
