@@ -45,7 +45,11 @@ def test_a_shorter_tape_costs_less(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_models_and_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["models", "--json"])
-    assert last_json(capsys)["adatape_tiny_patch16_224 input"]["parameters"] == 6_386_152
+    listed = last_json(capsys)
+    assert listed["adatape_tiny_patch16_224 input"]["parameters"] == 6_386_152
+    assert {row["adapts"] for row in listed.values()} == {"sequence", "tokens", "depth", "–"}
+    cli.main(["models", "--paper", "--json"])
+    assert last_json(capsys)["UViT-L/16"]["paper"]["gflops"] == 77.114
     cli.main(["recipes", "--json"])
     assert set(last_json(capsys)) == {"parity", "parity-small"}
 
@@ -68,6 +72,16 @@ def test_a_run_folder_replays_to_the_same_weights(here: Path, capsys: pytest.Cap
     assert last_json(capsys)["length_mean"] == pytest.approx(8, abs=1)
 
 
+def test_a_sweep_runs_every_combination(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    over = ["--over", "reader.norm_scale=0.3,1.0", "--over", "seed=0,1"]
+    cli.main([*"sweep parity-small --length 8 --steps 2 --device cpu --json --out runs/s".split(), *over])
+    rows = last_json(capsys)["rows"]
+    assert [(row["reader.norm_scale"], row["seed"]) for row in rows] == [(0.3, 0), (0.3, 1), (1.0, 0), (1.0, 1)]
+    assert json.loads((here / "runs/s/sweep.json").read_text()) == rows
+    config = json.loads((here / "runs/s/3/config.json").read_text())
+    assert (config["model"]["reading"]["norm_scale"], config["seed"]) == (1.0, 1)
+
+
 def test_a_run_that_has_learnt_stops_early(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main([*["train", "parity-small", "--length", "8", "--steps", "3", "--out", "runs/a", "--device", "cpu"]])
     config = json.loads((here / "runs/a/config.json").read_text())
@@ -84,6 +98,9 @@ def test_a_run_that_has_learnt_stops_early(here: Path, capsys: pytest.CaptureFix
             "cost adatape_bass_patch16_224",
             "adatape_bass_patch16_224 is not a model; near matches: adatape_base_patch16_224",
         ),
+        ("sweep parity-small", "over is empty; say what to sweep, as in --over seed=0,1,2"),
+        ("sweep parity-small --over seed", "over is 'seed'; it must read field=value,value"),
+        ("sweep parity-small --over reader.stepps=1,2", "reader.stepps is no field of this experiment; it has recipe"),
         ("eval nowhere --device tpu9", "nowhere has no config.json"),
         ("train parity --device gpu", "device is 'gpu'; it must be auto, cpu, or cuda"),
         ("cost vit_tiny_patch16_224 --bank learn", "vit_tiny_patch16_224 does not take these options"),

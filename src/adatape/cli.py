@@ -106,15 +106,39 @@ def cost(
     _print_json(print_cost(model, classes, tape, bank=bank, tape_ffn=tape_ffn), json)
 
 
-def models(json: bool = False) -> None:
-    """List the models registered with timm, with parameters and GFLOPs.
+def sweep(
+    what: _recipe_choice(),  # type: ignore[valid-type]
+    over: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    out: Path | None = None,
+    device: str = "auto",
+    json: bool = False,
+) -> None:
+    """Run a recipe for every combination of some fields, and tabulate the results.
 
     Args:
+        what: the recipe, or a config.json
+        over: field=value,value, as in reader.norm_scale=0.3,1.0 or seed=0,1,2; give it once for each field
+        out: folder of the runs; default runs/RECIPE-sweep-N
+        device: cpu, cuda, or auto
+        json: print one JSON object as the last line
+    """
+    from adatape.show.terminal import sweep_with_progress
+
+    if not over:
+        raise ValueError("over is empty; say what to sweep, as in --over seed=0,1,2")
+    _print_json(sweep_with_progress(what, list(over), out, device), json)
+
+
+def models(paper: bool = False, json: bool = False) -> None:
+    """List the models registered with timm: what adapts, parameters, GFLOPs.
+
+    Args:
+        paper: list the paper's systems instead, its figures beside ours
         json: print one JSON object as the last line
     """
     from adatape.show.terminal import print_models
 
-    _print_json(print_models(), json)
+    _print_json(print_models(paper), json)
 
 
 def recipes(json: bool = False) -> None:
@@ -131,6 +155,7 @@ def recipes(json: bool = False) -> None:
 VERBS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "train": train,
+    "sweep": sweep,
     "eval": evaluate,
     "cost": cost,
     "models": models,
@@ -140,7 +165,7 @@ VERBS: dict[str, Callable[..., None]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["train"] and len(given) > 1 and given[1].endswith(".json"):
+    if given[:1] in (["train"], ["sweep"]) and len(given) > 1 and given[1].endswith(".json"):
         given.insert(1, "replay")
     try:
         tyro.extras.subcommand_cli_from_dict(

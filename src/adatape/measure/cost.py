@@ -11,7 +11,7 @@ from functools import singledispatch
 from typing import NamedTuple
 
 from timm.layers import PatchEmbed
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
 from adatape.ablation import ActReader, FixedTokens, ParallelReader
@@ -19,8 +19,10 @@ from adatape.banks import InputBank, LearnedBank, NoBank
 from adatape.encoder import TapeBlock
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
+from adatape.models.ponder import PonderNet
 from adatape.models.sequence import NoTokens, SymbolEmbed
 from adatape.models.universal import Universal, UViT
+from adatape.models.vit import ThreeFeedForwards
 from adatape.reader import TapeReader
 
 
@@ -38,6 +40,8 @@ def cost(model: nn.Module, tape: int | None = None) -> list[Part]:
         return _adatape(model, model.reader.steps if tape is None else tape)
     if tape is not None:
         raise ValueError(f"tape is {tape}; {type(model).__name__} reads none")
+    if isinstance(model, PonderNet):
+        return _ponder(model)
     if isinstance(model, Universal):
         return _universal(model, list(model.vit.blocks), model.steps)
     if isinstance(model, UViT):
@@ -58,6 +62,17 @@ def _vit(vit: VisionTransformer) -> list[Part]:
     inputs = _input_tokens(vit)
     blocks = sum(_block_macs(block, inputs, 0) for block in vit.blocks)
     return [_embedding(vit), Part("blocks", _count(vit.blocks, vit.norm), blocks), _head(vit)]
+
+
+def _ponder(model: PonderNet) -> list[Part]:
+    """Every step that the budget allows, and one answer; with `output=True` each step answers."""
+    vit, inputs = model.vit, _input_tokens(model.vit)
+    return [
+        _embedding(vit),
+        Part("halting", _count(model.halt), model.steps * _per_token(model.halt)),
+        Part("blocks", _count(vit.blocks, vit.norm), model.steps * _block_macs(vit.blocks[0], inputs, 0)),
+        _head(vit),
+    ]
 
 
 def _adatape(model: AdaTape, tape: int) -> list[Part]:
@@ -110,7 +125,7 @@ def _read_macs(reader: TapeReader | FixedTokens, bank_size: int, tape: int) -> i
 
 def _embedding(vit: VisionTransformer) -> Part:
     loose = [vit.pos_embed, vit.cls_token, vit.reg_token]
-    parameters = _count(vit.patch_embed, vit.norm_pre) + sum(p.numel() for p in loose if p is not None)
+    parameters = _count(vit.patch_embed, vit.norm_pre) + sum(p.numel() for p in loose if isinstance(p, nn.Parameter))
     return Part("patch embedding", parameters, token_macs(vit.patch_embed))
 
 
@@ -118,12 +133,20 @@ def _head(vit: VisionTransformer) -> Part:
     return Part("head", _count(vit.head, vit.fc_norm), _per_token(vit.head))
 
 
-def _block_macs(block: nn.Module, inputs: int, tape: int) -> int:
+def _block_macs(block: Block, inputs: int, tape: int) -> int:
     """Attention over all rows, and timm's feed-forward for the rows that have no other."""
     rows = inputs + tape
-    fed = inputs if isinstance(block, TapeBlock) else rows
-    attention = 2 * rows * rows * block.attn.attn_dim  # type: ignore[union-attr, operator]
-    return rows * _per_token(block.attn) + attention + fed * _per_token(block.mlp)  # type: ignore[arg-type, operator]
+    attention = 2 * rows * rows * block.attn.attn_dim
+    return rows * _per_token(block.attn) + attention + _fed_macs(block, inputs, tape)
+
+
+def _fed_macs(block: Block, inputs: int, tape: int) -> int:
+    if isinstance(block, ThreeFeedForwards):
+        first = (inputs - 1) // 2
+        fed = ((1, block.mlp), (first, block.mlp_first), (inputs - 1 - first, block.mlp_second))
+        return sum(rows * _per_token(mlp) for rows, mlp in fed)
+    rows = inputs if isinstance(block, TapeBlock) else inputs + tape
+    return rows * _per_token(block.mlp)
 
 
 def _input_tokens(vit: VisionTransformer) -> int:

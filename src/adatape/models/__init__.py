@@ -1,7 +1,10 @@
 """Importing this package registers every model with timm."""
 
+from adatape.models import vit  # noqa: F401  PlainViT, ViT-3FFN and plain ViTs that timm lacks
 from adatape.models.adatape import AdaTape, wrap
 from adatape.models.avit import AViT
+from adatape.models.plain import Plain
+from adatape.models.ponder import PonderNet
 from adatape.models.universal import Universal, UViT
 
-__all__ = ["AViT", "AdaTape", "UViT", "Universal", "wrap"]
+__all__ = ["AViT", "AdaTape", "Plain", "PonderNet", "UViT", "Universal", "wrap"]

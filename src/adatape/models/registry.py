@@ -30,8 +30,11 @@ SETTINGS = {
 default_cfgs: dict[str, Any] = {}  # timm looks this name up in the module of what is registered
 
 
-def register(name: str, build: Callable[..., Adaptive], **defaults: Any) -> None:
-    """Makes `timm.create_model(name, **options)` call `build` with the defaults, overridden by the options."""
+def register(name: str, build: Callable[..., Adaptive], features: int = 3, **defaults: Any) -> None:
+    """Makes `timm.create_model(name, **options)` call `build` with the defaults, overridden by the options.
+
+    `features` is how many of the last blocks `features_only` gives by itself.
+    """
 
     def create(pretrained: bool = False, **options: Any) -> Adaptive:
         return build_model_with_cfg(
@@ -39,7 +42,7 @@ def register(name: str, build: Callable[..., Adaptive], **defaults: Any) -> None
             name,
             pretrained,
             pretrained_filter_fn=filter_checkpoint,
-            feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+            feature_cfg={"out_indices": features, "feature_cls": "getter"},
             **{**defaults, **options},
         )
 

@@ -92,7 +92,7 @@ class Universal(Adaptive):
 
     def set_budget(self, steps: int | None = None) -> None:
         """The most steps to take, from now on; no argument resets."""
-        self.steps = _budget(steps, self.stage.steps)
+        self.steps = budget(steps, self.stage.steps)
 
     def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:  # noqa: ARG002
         blocks = self.vit.blocks
@@ -123,7 +123,7 @@ class UViT(Adaptive):
 
     def set_budget(self, steps: int | None = None) -> None:
         """The most steps of the universal stage, from now on; no argument resets."""
-        self.steps = _budget(steps, self.stage.steps)
+        self.steps = budget(steps, self.stage.steps)
 
     def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:  # noqa: ARG002
         tokens = self.embed(x)
@@ -145,7 +145,8 @@ def per_sample(ponder: Tensor) -> Float[Tensor, "b"]:
     return ponder.mean(1) if ponder.dim() == 2 else ponder
 
 
-def _budget(steps: int | None, built: int) -> int:
+def budget(steps: int | None, built: int) -> int:
+    """The steps that were asked for, or all that the model was built for."""
     if steps is not None and not 1 <= steps <= built:
         raise ValueError(f"steps is {steps}; it must be between 1 and the {built} that the model was built for")
     return built if steps is None else steps
@@ -178,7 +179,7 @@ def build_uvit(steps: int = 3, above: bool = False, **options: Any) -> UViT:
     return UViT(VisionTransformer(**vit), block, steps, above=above, **stage)
 
 
-register("ut_tiny_patch16_224", build_ut, patch_size=16, **SIZES["tiny"])
+register("ut_tiny_patch16_224", build_ut, features=1, patch_size=16, **SIZES["tiny"])
 for _size, _patch, _steps in (("tiny", 16, 13), ("small", 16, 13), ("base", 16, 15), ("base", 32, 15)):
     register(f"u2t_{_size}_patch{_patch}_224", build_u2t, steps=_steps, patch_size=_patch, **SIZES[_size])
 for _size, _shape in SIZES.items():

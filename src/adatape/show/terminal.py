@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -13,14 +14,17 @@ import timm
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
-import adatape.models  # noqa: F401  registers the models with timm
 from adatape.config import Experiment
 from adatape.data.parity import held_out_set
 from adatape.measure.accuracy import Score, score
 from adatape.measure.cost import cost, total
+from adatape.measure.paper import ROWS
+from adatape.models import AdaTape, AViT, PonderNet, Universal, UViT
+from adatape.models.registry import default_cfgs
 from adatape.train.run import load_config, load_run, run
+from adatape.train.sweep import combinations
 
 TABLE: dict[str, Any] = {"box": None, "header_style": "bold"}
 
@@ -113,16 +117,77 @@ def print_cost(name: str, classes: int, tape: int | None, **options: str | None)
     }
 
 
-def print_models() -> dict[str, Any]:
+def print_models(paper: bool) -> dict[str, Any]:
+    return _print_paper() if paper else _print_registered()
+
+
+def _print_registered() -> dict[str, Any]:
     rows: dict[str, Any] = {}
-    table = Table("model", "bank", "parameters (M)", "GFLOPs (bound)", **TABLE)
-    for name, bank in itertools.product(timm.list_models("adatape_*"), ("input", "learn")):
-        with torch.device("meta"):
-            whole = total(cost(timm.create_model(name, bank=bank)))
-        rows[f"{name} {bank}"] = {"parameters": whole.parameters, "gflops": whole.macs / 1e9}
-        table.add_row(name, bank, f"{whole.parameters / 1e6:.3f}", f"{whole.macs / 1e9:.3f}")
+    table = Table(Column("model", no_wrap=True), "options", "adapts", "M", "GFLOPs", **TABLE)
+    for name in sorted(default_cfgs):
+        for options in ({"bank": "input"}, {"bank": "learn"}) if name.startswith("adatape") else ({},):
+            model = _create(name, **options)
+            whole, label = total(cost(model)), " ".join([name, *options.values()])
+            rows[label] = {"parameters": whole.parameters, "gflops": whole.macs / 1e9, "adapts": adapts(model)}
+            shown = " ".join(f"{key}={value}" for key, value in options.items())
+            table.add_row(name, shown, adapts(model), f"{whole.parameters / 1e6:.3f}", f"{whole.macs / 1e9:.3f}")
     Console().print(table)
     return rows
+
+
+def _print_paper() -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    table = Table(Column("system", no_wrap=True), "adapts", "M", "paper", "GFLOPs", "paper", "÷ ours", **TABLE)
+    for row in ROWS:
+        model = _create(row.model, **row.options)
+        whole = total(cost(model))
+        millions, gflops = whole.parameters / 1e6, whole.macs / 1e9
+        rows[row.label] = {"parameters": whole.parameters, "gflops": gflops, "paper": row._asdict()}
+        gap = f"{row.gflops / gflops - 1:+.2%}" if row.gflops else ""
+        theirs = [f"{figure}" if figure else "" for figure in (row.parameters, row.gflops)]
+        label = f"{row.label} *" if row.note else row.label
+        table.add_row(label, adapts(model), f"{millions:.3f}", theirs[0], f"{gflops:.3f}", theirs[1], gap)
+    console = Console()
+    console.print(table)
+    for row in ROWS:
+        if row.note:
+            console.print(f"* {row.label}: {row.note}", highlight=False)
+    return rows
+
+
+def adapts(model: torch.nn.Module) -> str:
+    """What a model fits to each sample."""
+    kinds: dict[type, str] = {
+        AdaTape: "sequence",
+        AViT: "tokens",
+        PonderNet: "depth",
+        Universal: "depth",
+        UViT: "depth",
+    }
+    return kinds.get(type(model), "–")
+
+
+def sweep_with_progress(what: Any, over: list[str], out: Path | None, device: str) -> dict[str, Any]:
+    """Runs every combination, one after the other, and tabulates them."""
+    experiment: Experiment = what() if callable(what) else load_config(what.config)
+    grid = combinations(experiment, over)
+    out, device = out or _free_folder(f"{experiment.recipe}-sweep"), pick_device(device)
+    table = Table(*grid[0][0], "test accuracy", "tape length", "GFLOPs", "steps", **TABLE)
+    rows = []
+    with progress_bar() as bar:
+        task = bar.add_task("sweep", total=len(grid), note="")
+        for n, (chosen, each) in enumerate(grid):
+            bar.update(task, note=" ".join(f"{key}={value}" for key, value in chosen.items()))
+            result = run(each, out / str(n), device, lambda *_: None)
+            rows.append({**chosen, **{key: result[key] for key in ("accuracy", "length_mean", "gflops", "steps")}})
+            figures = (f"{result['accuracy']:.2%}", f"{result['length_mean']:.1f}", f"{result['gflops']:.4f}")
+            table.add_row(*map(str, chosen.values()), *figures, str(result["steps"]))
+            bar.advance(task)
+    (out / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
+    console = Console()
+    console.print(table)
+    console.print(f"sweep folder: {out}", highlight=False)
+    return {"rows": rows, "out": str(out)}
 
 
 def _create(name: str, **options: Any) -> torch.nn.Module:

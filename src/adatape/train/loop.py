@@ -12,6 +12,7 @@ from torch import Tensor
 from adatape.config import Experiment
 from adatape.data.parity import Batch, training_batch, validation_set
 from adatape.measure.accuracy import Score, score
+from adatape.models.ponder import ponder_loss
 from adatape.models.sequence import build_sequence_model
 from adatape.records import Output
 from adatape.train.graph import captured
@@ -61,8 +62,9 @@ class Trainer:
 
 
 def total_loss(output: Output, label: Tensor, ponder_weight: float) -> Tensor:
-    """l = l_main + λ l_ponder."""
-    loss = F.cross_entropy(output.logits.float(), label)
+    """l = l_main + λ l_ponder; where every step answers, each answer's loss counts by its share."""
+    each_step = output.steps is not None and output.steps.logits is not None
+    loss = ponder_loss(output, label) if each_step else F.cross_entropy(output.logits.float(), label)
     return loss + ponder_weight * output.ponder.mean() if ponder_weight else loss
 
 

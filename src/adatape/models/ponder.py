@@ -1,0 +1,220 @@
+"""PonderNet (Banino et al. 2021) on images: every step answers, and a learnt process says which answer counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from adatape.models.adaptive import Adaptive, Visit, Walk
+from adatape.models.registry import SIZES, register
+from adatape.models.universal import budget, sinusoid
+from adatape.records import Output, Steps
+
+Halting = Literal["expected", "sample"]
+
+
+def log_halting(score: Float[Tensor, "b t"]) -> Float[Tensor, "b t+1"]:
+    """log p of halting at each of t steps where λ = sigmoid(score), and of halting later, which takes all the rest."""
+    stayed = F.pad(F.logsigmoid(-score).cumsum(1), (1, 0))
+    return stayed + F.pad(F.logsigmoid(score), (0, 1))
+
+
+def log_prior(steps: int, lambda_p: float, device: torch.device | None = None) -> Float[Tensor, " steps"]:
+    """The geometric law λ_p (1 - λ_p)^(n-1), cut after `steps` and renormalised, in logs."""
+    return (torch.arange(steps, device=device) * math.log1p(-lambda_p)).log_softmax(0)
+
+
+def divergence(log_p: Float[Tensor, "b t"], log_q: Float[Tensor, " t"]) -> Float[Tensor, " b"]:
+    """KL(p || q), the average taken over p."""
+    return (log_p.exp() * (log_p - log_q)).sum(1)
+
+
+class Answer(NamedTuple):
+    """Which step answers, and whether that stands whatever the steps not yet taken would say."""
+
+    step: Tensor  # (b,) int64, counted from 0
+    settled: Tensor  # (b,) bool
+
+
+def expected_answer(score: Float[Tensor, "b t"], steps: int) -> Answer:
+    """The step nearest the expected halting step Σ n p_n, a half rounded up.
+
+    What is left of p lies between the next step and the last, which bounds what the expectation can become.
+    """
+    log_p = log_halting(score[:, : steps - 1])
+    p, rest = log_p[:, :-1].exp(), log_p[:, -1].exp()
+    known = (p * torch.arange(1, p.shape[1] + 1, device=p.device)).sum(1)
+    least, most = ((known + rest * late + 0.5).floor().long() for late in (log_p.shape[1], steps))
+    return Answer(least - 1, (least == most) & (least <= score.shape[1]))
+
+
+def sampled_answer(score: Float[Tensor, "b t"], draws: Float[Tensor, "b steps"]) -> Answer:
+    """The first step whose Bernoulli(λ_n) gives 1, from uniform draws; the last permitted step has λ = 1."""
+    taken, steps = score.shape[1], draws.shape[1]
+    last = torch.arange(taken, device=score.device) == steps - 1
+    halts = (draws[:, :taken] < score.sigmoid()) | last
+    return Answer(halts.int().argmax(1), halts.any(1))
+
+
+def ponder_loss(output: Output, label: Int[Tensor, " b"] | Float[Tensor, "b c"]) -> Float[Tensor, ""]:
+    """Σ_n p_n · cross-entropy(y_n, label), averaged over the batch; labels are classes or their probabilities."""
+    if output.steps is None or output.steps.logits is None:
+        raise ValueError("output.steps has no logits; ponder_loss needs an answer from every step, as PonderNet gives")
+    weight, logits = output.steps.weight, output.steps.logits
+    target = label[..., None].expand(*label.shape, weight.shape[1])
+    each = F.cross_entropy(logits.transpose(1, 2).float(), target, reduction="none")
+    return (weight * each).sum(1).mean()
+
+
+class Trace(NamedTuple):
+    """What the steps taken have left; `answer` is None in training, where every step answers by its share."""
+
+    features: Tensor  # (b, t, d), what the classifier sees
+    score: Tensor  # (b, t), λ_n is its sigmoid
+    answer: Tensor | None  # (b,) int64
+
+
+class PonderNet(Adaptive):
+    """One shared block, repeated; step n answers y_n and halts with probability λ_n, the last one for certain.
+
+    Training answers by the expectation Σ p_n y_n. Inference answers by one step: `halting="expected"` takes the one
+    nearest the expected halting step, `halting="sample"` draws it. Before training λ_n is the prior's λ_p, unless
+    `halting_bias` says otherwise.
+    """
+
+    signals: Tensor
+
+    def __init__(
+        self,
+        vit: VisionTransformer,
+        steps: int = 12,
+        *,
+        lambda_p: float = 0.2,
+        halting: Halting = "expected",
+        halting_bias: float | None = None,
+    ) -> None:
+        super().__init__(vit)
+        _check(vit, steps, lambda_p, halting)
+        self.built = self.steps = steps
+        self.lambda_p, self.halting = lambda_p, halting
+        # Halting keeps looking at what it learnt on, whatever pooling a later reset_classifier asks for.
+        self.pooling = vit.global_pool or "avg"
+        self.register_buffer("signals", sinusoid(steps, vit.embed_dim), persistent=False)
+        self.halt = nn.Linear(vit.embed_dim, 1)
+        nn.init.zeros_(self.halt.weight)
+        nn.init.constant_(self.halt.bias, math.log(lambda_p / (1 - lambda_p)) if halting_bias is None else halting_bias)
+
+    def set_budget(self, steps: int | None = None) -> None:
+        """The most steps to take, from now on; no argument resets. The prior ends where the steps do."""
+        self.steps = budget(steps, self.built)
+
+    def forward(self, x: Tensor, output: bool = False, generator: torch.Generator | None = None) -> Tensor | Output:
+        """Logits alone need no step after the one that answers; `Output` tells p and so takes them all."""
+        trace = self._ponder(x, generator, whole=output)
+        features = self._features(trace)
+        logits = self.vit.head(features)
+        if not output:
+            return logits
+        ponder, steps = self._judge(trace)
+        return Output(logits, features, ponder, steps=steps)
+
+    def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:
+        """Ends at each sample's answering step; in training, at the last."""
+        states: list[Tensor] = []
+        trace = self._ponder(x, generator, whole=True, keep=states.append)
+        tokens = states[-1] if trace.answer is None else _pick(torch.stack(states, 1), trace.answer)
+        visit(0, tokens)
+        ponder, steps = self._judge(trace)
+        return Walk(tokens, ponder, steps=steps)
+
+    def _ponder(
+        self, x: Tensor, generator: torch.Generator | None, whole: bool, keep: Callable[[Tensor], None] | None = None
+    ) -> Trace:
+        state = self.embed(x)
+        draws = self._draws(state, generator)
+        features, scores = [], []
+        for t in range(self.steps):
+            state = self.run_block(self.vit.blocks[0], state + self.signals[t].to(state.dtype))
+            if keep:
+                keep(state)
+            normed = self.vit.norm(state)
+            features.append(self.vit.forward_head(normed, pre_logits=True))
+            scores.append(self._score(normed))
+            if not whole and self._all_settled(scores, draws):
+                break
+        score = torch.stack(scores, 1)
+        answer = None if self.training else self._answer(score, draws).step
+        return Trace(torch.stack(features, 1), score, answer)
+
+    def _features(self, trace: Trace) -> Float[Tensor, "b ..."]:
+        """The head is affine and p sums to 1, so in training the head of these gives the expected logits."""
+        if trace.answer is None:
+            return _mix(trace.features, self._log_p(trace).exp())
+        return _pick(trace.features, trace.answer)
+
+    def _score(self, normed: Tensor) -> Float[Tensor, " b"]:
+        pooled = self.vit.fc_norm(self.vit.pool(normed, self.pooling))
+        return self.halt(pooled).squeeze(-1).float()
+
+    def _draws(self, like: Tensor, generator: torch.Generator | None) -> Float[Tensor, "b steps"] | None:
+        """All at once, so that stopping early leaves the generator where taking every step would."""
+        if self.training or self.halting != "sample":
+            return None
+        return torch.rand(like.shape[0], self.steps, device=like.device, generator=generator)
+
+    def _answer(self, score: Tensor, draws: Tensor | None) -> Answer:
+        return expected_answer(score, self.steps) if draws is None else sampled_answer(score, draws)
+
+    def _all_settled(self, scores: list[Tensor], draws: Tensor | None) -> bool:
+        """Early exit belongs to inference: in training every step must use its parameters on every process."""
+        if self.training or torch.compiler.is_compiling():
+            return False
+        return bool(self._answer(torch.stack(scores, 1), draws).settled.all())
+
+    def _log_p(self, trace: Trace) -> Float[Tensor, "b t"]:
+        """The last permitted step needs no score: it takes what is left."""
+        return log_halting(trace.score[:, : self.steps - 1])
+
+    def _judge(self, trace: Trace) -> tuple[Float[Tensor, " b"], Steps]:
+        log_p = self._log_p(trace)
+        ponder = divergence(log_p, log_prior(self.steps, self.lambda_p, log_p.device))
+        return ponder, Steps(log_p.exp(), self.vit.head(trace.features))
+
+
+def _mix(x: Float[Tensor, "b t ..."], p: Float[Tensor, "b t"]) -> Float[Tensor, "b ..."]:
+    return (x * p.view(*p.shape, *[1] * (x.dim() - 2))).sum(1).to(x.dtype)
+
+
+def _pick(x: Float[Tensor, "b t ..."], step: Int[Tensor, " b"]) -> Float[Tensor, "b ..."]:
+    return x[torch.arange(x.shape[0], device=x.device), step]
+
+
+def _check(vit: VisionTransformer, steps: int, lambda_p: float, halting: str) -> None:
+    if len(vit.blocks) != 1:
+        raise ValueError(f"the ViT has {len(vit.blocks)} blocks; PonderNet repeats 1")
+    if steps < 1:
+        raise ValueError(f"steps is {steps}; PonderNet needs at least 1")
+    if not 0 < lambda_p < 1:
+        raise ValueError(f"lambda_p is {lambda_p}; a geometric prior needs a probability above 0 and below 1")
+    if halting not in ("expected", "sample"):
+        raise ValueError(f"halting is {halting!r}; it must be expected or sample")
+
+
+PONDER_OPTIONS = ("lambda_p", "halting", "halting_bias")
+
+
+def build_ponder(steps: int = 12, **options: Any) -> PonderNet:
+    """PonderNet on images: one block, shared by all steps, each of which answers."""
+    ponder = {name: options.pop(name) for name in PONDER_OPTIONS if name in options}
+    return PonderNet(VisionTransformer(**{**options, "depth": 1}), steps, **ponder)
+
+
+for _size in ("tiny", "small"):
+    register(f"ponder_{_size}_patch16_224", build_ponder, features=1, patch_size=16, **SIZES[_size])

@@ -1,0 +1,57 @@
+"""A sweep: one experiment run for every combination of some of its fields."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+from adatape.config import Experiment, from_dict, to_dict
+
+SHORT = {"reader": "model.reading"}  # the paper speaks of the reader's steps; the record calls how it reads a reading
+
+
+def combinations(experiment: Experiment, over: list[str]) -> list[tuple[dict[str, Any], Experiment]]:
+    """Each `field=value,value` of `over` multiplied out: what was set, and the experiment with it set."""
+    axes = [_axis(text) for text in over]
+    names = [name for name, _ in axes]
+    grid = []
+    for values in itertools.product(*(values for _, values in axes)):
+        chosen = dict(zip(names, values, strict=True))
+        grid.append((chosen, with_fields(experiment, chosen)))
+    return grid
+
+
+def with_fields(experiment: Experiment, fields: dict[str, Any]) -> Experiment:
+    """The experiment with dotted fields, `optimizer.lr` say, set to other values."""
+    values = to_dict(experiment)
+    for name, value in fields.items():
+        first, _, rest = name.partition(".")
+        *path, last = f"{SHORT.get(first, first)}.{rest}".rstrip(".").split(".")
+        place = values
+        for step in path:
+            place = place.get(step) if isinstance(place, dict) else None  # type: ignore[assignment]
+        if not isinstance(place, dict) or last not in place:
+            known = ", ".join(_paths(values))
+            raise ValueError(f"{name} is no field of this experiment; it has {known}")
+        place[last] = value
+    return from_dict(Experiment, values)
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    name, equals, values = text.partition("=")
+    if not (name and equals and values):
+        raise ValueError(f"over is {text!r}; it must read field=value,value")
+    return name, [_value(value) for value in values.split(",")]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return float(text) if text == "inf" else text
+
+
+def _paths(values: dict[str, Any], prefix: str = "") -> list[str]:
+    inner = [_paths(v, f"{prefix}{k}.") if isinstance(v, dict) else [f"{prefix}{k}"] for k, v in values.items()]
+    return list(itertools.chain(*inner))
