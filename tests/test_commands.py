@@ -74,7 +74,8 @@ def test_a_run_folder_replays_to_the_same_weights(here: Path, capsys: pytest.Cap
 
 def test_a_sweep_runs_every_combination(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     over = ["--over", "reader.norm_scale=0.3,1.0", "--over", "seed=0,1"]
-    cli.main([*"sweep parity-small --length 8 --steps 2 --device cpu --json --out runs/s".split(), *over])
+    options = "--length 8 --steps 2 --device cpu --json --out runs/s"
+    cli.main(["sweep", "parity-small", *options.split(), *over])
     rows = last_json(capsys)["rows"]
     assert [(row["reader.norm_scale"], row["seed"]) for row in rows] == [(0.3, 0), (0.3, 1), (1.0, 0), (1.0, 1)]
     assert json.loads((here / "runs/s/sweep.json").read_text()) == rows
