@@ -129,16 +129,17 @@ def sweep(
     _print_json(sweep_with_progress(what, list(over), out, device), json)
 
 
-def models(paper: bool = False, json: bool = False) -> None:
+def models(paper: bool = False, typical: bool = False, json: bool = False) -> None:
     """List the models registered with timm: what adapts, parameters, GFLOPs.
 
     Args:
         paper: list the paper's systems instead, its figures beside ours
+        typical: also measure what fresh models spend on noise images (takes a minute)
         json: print one JSON object as the last line
     """
     from adatape.show.terminal import print_models
 
-    _print_json(print_models(paper), json)
+    _print_json(print_models(paper, typical), json)
 
 
 def recipes(json: bool = False) -> None:

@@ -59,18 +59,18 @@ def total(parts: Iterable[Part]) -> Part:
 
 
 def _vit(vit: VisionTransformer) -> list[Part]:
-    inputs = _input_tokens(vit)
-    blocks = sum(_block_macs(block, inputs, 0) for block in vit.blocks)
+    inputs = input_tokens(vit)
+    blocks = sum(block_macs(block, inputs, 0) for block in vit.blocks)
     return [_embedding(vit), Part("blocks", _count(vit.blocks, vit.norm), blocks), _head(vit)]
 
 
 def _ponder(model: PonderNet) -> list[Part]:
     """Every step that the budget allows, and one answer; with `output=True` each step answers."""
-    vit, inputs = model.vit, _input_tokens(model.vit)
+    vit, inputs = model.vit, input_tokens(model.vit)
     return [
         _embedding(vit),
         Part("halting", _count(model.halt), model.steps * _per_token(model.halt)),
-        Part("blocks", _count(vit.blocks, vit.norm), model.steps * _block_macs(vit.blocks[0], inputs, 0)),
+        Part("blocks", _count(vit.blocks, vit.norm), model.steps * block_macs(vit.blocks[0], inputs, 0)),
         _head(vit),
     ]
 
@@ -80,11 +80,11 @@ def _adatape(model: AdaTape, tape: int) -> list[Part]:
     most = max(reader.steps, reader.reading.steps)
     if not 0 <= tape <= most:
         raise ValueError(f"tape is {tape}; this model reads between 0 and {most} tokens")
-    inputs, own_ffns = _input_tokens(vit), [model.append_mlp]
+    inputs, own_ffns = input_tokens(vit), [model.append_mlp]
     blocks = 0
     for layer, block in enumerate(vit.blocks):
         joined = tape if layer >= model.layer else 0
-        blocks += _block_macs(block, inputs, joined)
+        blocks += block_macs(block, inputs, joined)
         if isinstance(block, TapeBlock):
             own_ffns.append(block.tape_mlp)
     own = _count(*own_ffns)
@@ -103,9 +103,9 @@ def _universal(
 ) -> list[Part]:
     """The stage's blocks, shared or not, for all the steps that its budget allows, and a ViT's blocks once each."""
     vit, blocks = model.vit, below or []
-    inputs = _input_tokens(vit)
-    repeated = sum(_block_macs(stage[t % len(stage)], inputs, 0) for t in range(steps))
-    once = sum(_block_macs(block, inputs, 0) for block in blocks)
+    inputs = input_tokens(vit)
+    repeated = sum(block_macs(stage[t % len(stage)], inputs, 0) for t in range(steps))
+    once = sum(block_macs(block, inputs, 0) for block in blocks)
     return [
         _embedding(vit),
         Part("halting", _count(model.stage), steps * inputs * _per_token(model.stage.halt)),
@@ -133,7 +133,7 @@ def _head(vit: VisionTransformer) -> Part:
     return Part("head", _count(vit.head, vit.fc_norm), _per_token(vit.head))
 
 
-def _block_macs(block: Block, inputs: int, tape: int) -> int:
+def block_macs(block: Block, inputs: int, tape: int) -> int:
     """Attention over all rows, and timm's feed-forward for the rows that have no other."""
     rows = inputs + tape
     attention = 2 * rows * rows * block.attn.attn_dim
@@ -149,7 +149,7 @@ def _fed_macs(block: Block, inputs: int, tape: int) -> int:
     return rows * _per_token(block.mlp)
 
 
-def _input_tokens(vit: VisionTransformer) -> int:
+def input_tokens(vit: VisionTransformer) -> int:
     return vit.patch_embed.num_patches + vit.num_prefix_tokens
 
 

@@ -21,6 +21,7 @@ from adatape.data.parity import held_out_set
 from adatape.measure.accuracy import Score, score
 from adatape.measure.cost import cost, total
 from adatape.measure.paper import ROWS
+from adatape.measure.spent import typical_gflops
 from adatape.models import AdaTape, AViT, PonderNet, Universal, UViT
 from adatape.models.registry import default_cfgs
 from adatape.train.run import load_config, load_run, run
@@ -117,21 +118,29 @@ def print_cost(name: str, classes: int, tape: int | None, **options: str | None)
     }
 
 
-def print_models(paper: bool) -> dict[str, Any]:
-    return _print_paper() if paper else _print_registered()
+def print_models(paper: bool, typical: bool) -> dict[str, Any]:
+    return _print_paper() if paper else _print_registered(typical)
 
 
-def _print_registered() -> dict[str, Any]:
+def _print_registered(typical: bool) -> dict[str, Any]:
     rows: dict[str, Any] = {}
-    table = Table(Column("model", no_wrap=True), "options", "adapts", "M", "GFLOPs", **TABLE)
+    spent = ["typical"] if typical else []
+    table = Table(Column("model", no_wrap=True), "options", "adapts", "M", "GFLOPs (bound)", *spent, **TABLE)
     for name in sorted(default_cfgs):
         for options in ({"bank": "input"}, {"bank": "learn"}) if name.startswith("adatape") else ({},):
             model = _create(name, **options)
             whole, label = total(cost(model)), " ".join([name, *options.values()])
             rows[label] = {"parameters": whole.parameters, "gflops": whole.macs / 1e9, "adapts": adapts(model)}
             shown = " ".join(f"{key}={value}" for key, value in options.items())
-            table.add_row(name, shown, adapts(model), f"{whole.parameters / 1e6:.3f}", f"{whole.macs / 1e9:.3f}")
-    Console().print(table)
+            figures = [f"{whole.parameters / 1e6:.3f}", f"{whole.macs / 1e9:.3f}"]
+            if typical:
+                rows[label]["gflops_typical"] = typical_gflops(timm.create_model(name, **options))
+                figures.append(f"{rows[label]['gflops_typical']:.3f}")
+            table.add_row(name, shown, adapts(model), *figures)
+    console = Console()
+    console.print(table)
+    if typical:
+        console.print("typical: mean over 8 noise images before training; a trained model's own comes from `eval`")
     return rows
 
 
