@@ -134,7 +134,7 @@ def models(paper: bool = False, typical: bool = False, json: bool = False) -> No
 
     Args:
         paper: list the paper's systems instead, its figures beside ours
-        typical: also measure what fresh models spend on noise images (takes a minute)
+        typical: also measure what fresh models spend on noise images (takes minutes)
         json: print one JSON object as the last line
     """
     from adatape.show.terminal import print_models

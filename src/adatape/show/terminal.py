@@ -140,7 +140,7 @@ def _print_registered(typical: bool) -> dict[str, Any]:
     console = Console()
     console.print(table)
     if typical:
-        console.print("typical: mean over 8 noise images before training; a trained model's own comes from `eval`")
+        console.print("typical: mean over 8 noise images, before training")
     return rows
 
 
