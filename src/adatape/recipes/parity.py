@@ -34,7 +34,12 @@ def parity(
     reader: ReaderName = "adaptive",
     ponder_weight: float = 0.0,
 ) -> Experiment:
-    """Transformer-Tiny on sequences of any length, as in the paper: batch 128, 1,000 warm-up steps."""
+    """Transformer-Tiny on sequences of any length, as in the paper: batch 128, 1,000 warm-up steps.
+
+    adatape train parity --length 64 --seed 1 --device cuda
+    One H200, torch 2.11, a process alone: 4.5 ms a step at N = 16. 100.00 % at N = 16, 32, 64, 128, seeds 0 to 2, after
+    750 to 3,250 steps; controls and the plain Transformer: docs/results.md.
+    """
     reading = reading_for(system, length, norm_scale=norm_scale)
     universal = UT_STEPS if system == "ut" else None
     return Experiment(
@@ -57,7 +62,11 @@ def parity_small(
     reader: ReaderName = "adaptive",
     ponder_weight: float = 0.0,
 ) -> Experiment:
-    """The demo: three layers of width 96, less than a minute on two CPU cores."""
+    """The demo: three layers of width 96, less than a minute on two CPU cores.
+
+    adatape train parity-small --system adatape
+    Two CPU cores, torch 2.15: 17 s. 100 % at N = 16 for 8 of 8 seeds; Transformer and UT at chance: docs/results.md.
+    """
     return Experiment(
         recipe="parity-small",
         data=Parity(length, held_out=1000),
