@@ -145,6 +145,12 @@ def test_the_rate_warms_up_and_stays() -> None:
     assert [warmed_up(1.0, step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
+def test_a_given_ponder_weight_is_kept_by_every_system() -> None:
+    for system in SYSTEMS:
+        assert parity(16, system, ponder_weight=0.5).ponder_weight == 0.5
+        assert parity(16, system).ponder_weight == (0.01 if system == "ut" else 0.0)
+
+
 def test_the_ponder_weight_enters_the_loss() -> None:
     with_ponder, without = (next(iter(Trainer(tiny(ponder_weight=w)).train(1))) for w in (0.5, 0.0))
     assert with_ponder > without

@@ -80,6 +80,13 @@ def test_every_system_gives_output_and_features(system: str) -> None:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_answers_a_sample_alone_as_in_a_batch(system: str) -> None:
+    model, x = build(system).eval(), sixty_four()[0][:4]
+    alone = torch.cat([model(row) for row in x.split(1)])
+    torch.testing.assert_close(alone, model(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_every_parameter_is_counted(system: str) -> None:
     model = build(system)
     assert total(cost(model)).parameters == sum(p.numel() for p in model.parameters())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from adatape.act import advance, begin, ponder_cost
 from adatape.layout import compact, expand, key_mask
 from adatape.models.adaptive import Adaptive, Visit, Walk
-from adatape.models.registry import SIZES, register
+from adatape.models.registry import SIZES, register, split
 from adatape.records import Steps
 
 
@@ -154,8 +154,8 @@ OPTIONS = ("gamma", "beta", "epsilon", "prior_mean", "prior_weight")
 
 def build_avit(**options: Any) -> AViT:
     """An A-ViT from scratch; `options` are A-ViT's own and arguments of timm's VisionTransformer."""
-    own = {name: options.pop(name) for name in OPTIONS if name in options}
-    return AViT(VisionTransformer(**options), **own)
+    own, vit = split(options, OPTIONS)
+    return AViT(VisionTransformer(**vit), **own)
 
 
 for _size in ("tiny", "small"):

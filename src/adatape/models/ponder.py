@@ -13,7 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.models.adaptive import Adaptive, Visit, Walk
-from adatape.models.registry import SIZES, register
+from adatape.models.registry import SIZES, register, split
 from adatape.models.universal import budget, sinusoid
 from adatape.records import Output, Steps
 
@@ -212,8 +212,8 @@ PONDER_OPTIONS = ("lambda_p", "halting", "halting_bias")
 
 def build_ponder(steps: int = 12, **options: Any) -> PonderNet:
     """PonderNet on images: one block, shared by all steps, each of which answers."""
-    ponder = {name: options.pop(name) for name in PONDER_OPTIONS if name in options}
-    return PonderNet(VisionTransformer(**{**options, "depth": 1}), steps, **ponder)
+    ponder, vit = split(options, PONDER_OPTIONS)
+    return PonderNet(VisionTransformer(**{**vit, "depth": 1}), steps, **ponder)
 
 
 for _size in ("tiny", "small"):

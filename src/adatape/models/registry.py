@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from timm.models._builder import build_model_with_cfg
@@ -28,6 +28,12 @@ SETTINGS = {
     "license": "apache-2.0",
 }
 default_cfgs: dict[str, Any] = {}  # timm looks this name up in the module of what is registered
+
+
+def split(options: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A method's own options, and those of timm's VisionTransformer."""
+    own = {name: options[name] for name in names if name in options}
+    return own, {name: value for name, value in options.items() if name not in own}
 
 
 def register(name: str, build: Callable[..., Adaptive], features: int = 3, **defaults: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from adatape.act import Act, advance, begin, ponder_cost
 from adatape.models.adaptive import Adaptive, Visit, Walk
-from adatape.models.registry import SIZES, register
+from adatape.models.registry import SIZES, register, split
 from adatape.records import Steps
 
 Level = Literal["sample", "token"]
@@ -155,26 +155,21 @@ def budget(steps: int | None, built: int) -> int:
 STAGE_OPTIONS = ("level", "signals", "halting_bias", "epsilon")
 
 
-def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    stage = {name: options.pop(name) for name in STAGE_OPTIONS if name in options}
-    return stage, options
-
-
 def build_ut(steps: int = 12, **options: Any) -> Universal:
     """A Universal Transformer on images: one block, shared by all steps."""
-    stage, vit = _split(options)
+    stage, vit = split(options, STAGE_OPTIONS)
     return Universal(VisionTransformer(**{**vit, "depth": 1}), steps, **stage)
 
 
 def build_u2t(steps: int = 13, **options: Any) -> Universal:
     """U2T: a Universal Transformer without sharing, with more steps than ViT has layers."""
-    stage, vit = _split(options)
+    stage, vit = split(options, STAGE_OPTIONS)
     return Universal(VisionTransformer(**{**vit, "depth": steps}), steps, **{"signals": False, **stage})
 
 
 def build_uvit(steps: int = 3, above: bool = False, **options: Any) -> UViT:
     """UViT: a shallow universal stage below a ViT of full depth; `above` puts it on top."""
-    stage, vit = _split(options)
+    stage, vit = split(options, STAGE_OPTIONS)
     block = VisionTransformer(**{**vit, "depth": 1}).blocks[0]
     return UViT(VisionTransformer(**vit), block, steps, above=above, **stage)
 

@@ -22,6 +22,11 @@ def reading_for(system: System, length: int, query_width: int = 64, norm_scale: 
     return Reading(length // 2, length / 4, 2, query_width, norm_scale=norm_scale, choose=choose)
 
 
+def weight_for(system: System) -> float:
+    """ACT needs its loss; ATR reads all of a sequence anyway."""
+    return ACT_WEIGHT if system == "ut" else 0.0
+
+
 def parity(
     length: int = 32,
     system: System = "adatape",
@@ -32,7 +37,7 @@ def parity(
     tape_ffn: TapeFFN = "append",
     norm_scale: float = 0.3,
     reader: ReaderName = "adaptive",
-    ponder_weight: float = 0.0,
+    ponder_weight: float | None = None,
 ) -> Experiment:
     """Transformer-Tiny on sequences of any length, as in the paper: batch 128, 1,000 warm-up steps.
 
@@ -47,7 +52,7 @@ def parity(
         data=Parity(length),
         model=SequenceModel(reading=reading, reader=reader, universal=universal, layer=layer, tape_ffn=tape_ffn),
         optimizer=Optimizer(lr=lr, steps=steps),
-        ponder_weight=ACT_WEIGHT if system == "ut" else ponder_weight,
+        ponder_weight=weight_for(system) if ponder_weight is None else ponder_weight,
         seed=seed,
     )
 
@@ -60,7 +65,7 @@ def parity_small(
     seed: int = 0,
     tape_ffn: TapeFFN = "append",
     reader: ReaderName = "adaptive",
-    ponder_weight: float = 0.0,
+    ponder_weight: float | None = None,
 ) -> Experiment:
     """The demo: three layers of width 96, less than a minute on two CPU cores.
 
@@ -79,7 +84,7 @@ def parity_small(
             tape_ffn=tape_ffn,
         ),
         optimizer=Optimizer(lr=lr, steps=steps, warmup=50),
-        ponder_weight=ACT_WEIGHT if system == "ut" else ponder_weight,
+        ponder_weight=weight_for(system) if ponder_weight is None else ponder_weight,
         seed=seed,
         evaluate_every=20,
         stop_at=None,
