@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-faults lint clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -11,6 +11,10 @@ demo: $(READY)
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2
+
+# A hundred kills, a rank killed three times, every resume at 50 + 50 steps: about ten minutes.
+test-faults: $(READY)
+	ADATAPE_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_resume.py tests/test_faults.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -72,11 +72,13 @@ def test_noise_and_hiding_act_in_training_only() -> None:
     assert not torch.equal(reader(query, bank).tokens, reader(query, bank).tokens)
 
 
-def test_training_randomness_comes_from_the_generator() -> None:
+def test_training_randomness_belongs_to_each_samples_key() -> None:
     reader = TapeReader(8, dataclasses.replace(SMALL, noise=0.5, hide=0.2), 60).train()
-    query, bank = torch.randn(4, 8), torch.randn(60, 8)
-    first, second = (reader(query, bank, torch.Generator().manual_seed(7)).tokens for _ in range(2))
-    assert torch.equal(first, second)
+    query, bank, key = torch.randn(4, 8), torch.randn(60, 8), torch.tensor([5, 6, 7, 8])
+    whole = reader(query, bank, key).tokens
+    halves = [reader(query[part], bank, key[part]).tokens for part in ([2, 3], [0, 1])]
+    assert torch.equal(whole[[2, 3, 0, 1]], torch.cat(halves))
+    assert not torch.equal(whole, reader(query, bank, key + 1).tokens)
 
 
 def test_hiding_is_drawn_per_sample_and_at_its_rate() -> None:

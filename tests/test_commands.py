@@ -51,7 +51,7 @@ def test_models_and_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> No
     cli.main(["models", "--paper", "--json"])
     assert last_json(capsys)["UViT-L/16"]["paper"]["gflops"] == 77.114
     cli.main(["recipes", "--json"])
-    assert set(last_json(capsys)) == {"parity", "parity-small"}
+    assert {"parity", "digits", "cifar10", "imagenet", "pretrain", "finetune"} <= set(last_json(capsys))
 
 
 def test_a_run_folder_replays_to_the_same_weights(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,7 @@ def test_a_run_folder_replays_to_the_same_weights(here: Path, capsys: pytest.Cap
     )
     first = last_json(capsys)
     names = {path.name for path in (here / "runs/a").iterdir()}
-    assert names == {"config.json", "env.json", "metrics.jsonl", "result.json", "checkpoints"}
+    assert names == {"config.json", "env.json", "metrics.jsonl", "result.json", "checkpoints", "tensorboard"}
     assert first["steps"] == 40
     cli.main([*["train", "runs/a/config.json", "--out", "runs/b", "--device", "cpu", "--json"]])
     weights = Path("checkpoints/model.safetensors")
@@ -110,7 +110,7 @@ def test_a_run_that_has_learnt_stops_early(here: Path, capsys: pytest.CaptureFix
         ("eval nowhere", "nowhere has no config.json; it must be the folder of a finished run"),
         ("train missing.json", "missing.json"),
         ("train broken.json", "broken.json is not JSON"),
-        ("train odd.json", "Experiment has no field sead; it has data, evaluate_every"),
+        ("train odd.json", "Experiment has no field sead; it has data, engine, evaluate_every"),
         ("train parity --length 5", "length is 5; reading in pairs needs an even length of at least 4"),
         ("train parity-small --out full", "full exists and is not empty; choose another --out or remove it"),
         ("demo --out full", "full exists and is no earlier demo; choose another --out or remove it"),

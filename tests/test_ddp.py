@@ -1,57 +1,174 @@
-"""Two processes give the gradients of one: `output=True` goes through the same forward that DDP wraps."""
+"""Two processes compute what one does: every system, copied (DDP) or cut up (FSDP2), and a run that changes between."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
-import timm
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-import adatape.models  # noqa: F401  registers the models
+from adatape.config import Augment, Engine, Experiment, Images, Optimizer
+from adatape.recipes.digits import digits
+from adatape.recipes.systems import System
+from adatape.train.distributed import part
+from adatape.train.loop import Trainer
+
+STEPS = 3
+SYSTEMS: tuple[System, ...] = get_args(System)
+WAYS = {
+    "copied": Engine(workers=0),
+    "copied in two parts": Engine(workers=0, accumulate=2),
+    "cut up": Engine(workers=0, shard=True),
+    "cut up in two parts": Engine(workers=0, shard=True, accumulate=2),
+}
+LONG = os.environ.get("ADATAPE_FAULTS") == "long"
+TURN = 16 if LONG else 4  # steps that a run makes with one number of processes before it changes
 
 
-def build(bank: str, tape_ffn: str) -> torch.nn.Module:
-    torch.manual_seed(0)
-    return timm.create_model(
-        "adatape_tiny_patch16_224", bank=bank, tape_ffn=tape_ffn, img_size=32, patch_size=8, depth=2, num_classes=5,
-        bank_patch=4, bank_size=80, steps=4, threshold=1.5, merge=3, noise=0.0, hide=0.0,
-    )  # fmt: skip
+def small(system: System, engine: Engine) -> Experiment:
+    """Digits with a model of depth 2.
+
+    Without DropPath, whose draws belong to a process, and A-ViT's prior, which is of the rows that a process has.
+    """
+    whole = digits(system)
+    options = {**whole.model.options, "drop_path_rate": 0.0}
+    options |= {"prior_weight": 0.0} if system == "avit" else {}
+    options |= {"depth": 2} if "depth" in options else {}
+    return dataclasses.replace(
+        whole,
+        model=dataclasses.replace(whole.model, options=options),
+        optimizer=Optimizer(lr=1e-4, warmup=0, steps=STEPS, batch=16, ema=0.9),
+        engine=engine,
+    )
 
 
-def images() -> torch.Tensor:
-    return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+def changing(engine: Engine = WAYS["copied"]) -> Experiment:
+    """All that draws at random, in one run: mixing, augmentation, noise on the query, hidden bank tokens."""
+    whole = small("adatape-learn", engine)
+    augment = Augment(
+        crop="pad", pad=1, flip=True, randaug=1, jitter=0.5, mixup=0.8, cutmix=1.0, erase=0.25, smoothing=0.1
+    )
+    options = {**whole.model.options, "noise": 0.1, "hide": 0.2}
+    return dataclasses.replace(
+        whole,
+        data=Images("digits", size=8, augment=augment),
+        model=dataclasses.replace(whole.model, options=options),
+        optimizer=Optimizer(lr=1e-3, warmup=2, steps=3 * TURN + 2, batch=16, weight_decay=0.05, ema=0.9),
+    )
 
 
-def backward(model: torch.nn.Module, x: torch.Tensor) -> None:
-    output = model(x, output=True)
-    (output.logits.square().mean() + 0.1 * output.ponder.mean()).backward()
+def whole(value: Tensor) -> Tensor:
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
 
 
-def one_rank(rank: int, port: int, folder: str, bank: str, tape_ffn: str) -> None:
+def trace(experiment: Experiment) -> dict[str, Any]:
+    """Losses, gradients of every step, and final weights with their average."""
+    trainer = Trainer(experiment, "cpu", part())
+    gradients: list[dict[str, Tensor]] = []
+    step = trainer.stepper.step
+
+    def watched(loss: Tensor) -> Tensor:
+        gradients.append({n: whole(p.grad) for n, p in trainer.stepper.named.items() if p.grad is not None})
+        return step(loss)
+
+    trainer.stepper.step = watched  # type: ignore[method-assign]
+    losses = [float(stats.loss) for stats in trainer.train(STEPS)]
+    weights = {name: whole(p) for name, p in trainer.model.named_parameters()}
+    average = {name: whole(value) for name, value in trainer.stepper.average.items()}
+    score = trainer.evaluate("test") if experiment.engine.accumulate == 1 else None
+    return {"losses": losses, "gradients": gradients, "weights": weights, "average": average, "score": score}
+
+
+def one_rank(rank: int, port: int, folder: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    model = DistributedDataParallel(build(bank, tape_ffn))
-    backward(model, images()[2 * rank : 2 * rank + 2])
-    torch.save({name: p.grad for name, p in model.module.named_parameters()}, Path(folder) / f"{rank}.pt")
+    found = {(system, way): trace(small(system, WAYS[way])) for system in SYSTEMS for way in WAYS}
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    losses = turn(Trainer(changing(), "cpu", part()), Path(folder) / "turns", TURN)
+    cut = turn(Trainer(changing(WAYS["cut up"]), "cpu", part()), Path(folder) / "turns", TURN, "cut up")
+    torch.save((losses, cut), Path(folder) / f"turn-{rank}.pt")
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("bank", "tape_ffn"), [("input", "append"), ("learn", "append+blocks")])
-def test_two_processes_give_the_gradients_of_one(tmp_path: Path, bank: str, tape_ffn: str) -> None:
+def turn(trainer: Trainer, folder: Path, first: int, name: str = "") -> list[float]:
+    """Goes on from step `first` and saves where it stops."""
+    if first:
+        trainer.load(folder / f"step-{first:08d}")
+    losses = [float(stats.loss) for stats in trainer.train(TURN)]
+    trainer.save(folder / name, {})
+    return losses
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where two processes have left what they computed; one start-up serves all tests."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("pair")
+    torch.save(turn(Trainer(changing()), folder / "turns", 0), folder / "first.pt")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(one_rank, (port, str(tmp_path), bank, tape_ffn), nprocs=2)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    model = build(bank, tape_ffn)
-    backward(model, images())
-    for name, parameter in model.named_parameters():
-        assert torch.equal(ranks[0][name], ranks[1][name]), name
-        torch.testing.assert_close(ranks[0][name], parameter.grad, rtol=1e-4, atol=1e-6)
+    mp.spawn(one_rank, (port, str(folder)), nprocs=2)
+    yield folder
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[tuple[str, str], Any]]:
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return {system: trace(small(system, WAYS["copied"])) for system in SYSTEMS}
+
+
+def assert_near(found: dict[str, Tensor], wanted: dict[str, Tensor], share: float) -> None:
+    """Each tensor within a share of its own size, or of the largest where it is but rounding."""
+    largest = max(float(value.norm()) for value in wanted.values())
+    for name, value in wanted.items():
+        error = float((found[name] - value).norm()) if name in found else float(value.norm())
+        assert error <= share * max(float(value.norm()), 0.01 * largest), (name, error, float(value.norm()))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_two_processes_give_the_gradients_of_one(ranks: Any, alone: Any, system: str, way: str) -> None:
+    pair, one = [found[system, way] for found in ranks], alone[system]
+    for step in range(STEPS):
+        mine, theirs = (found["gradients"][step] for found in pair)
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+        assert_near(mine, one["gradients"][step], 1e-5)
+    assert pair[0]["losses"] == pair[1]["losses"]
+    torch.testing.assert_close(torch.tensor(pair[0]["losses"]), torch.tensor(one["losses"]), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_weights_cut_up_end_as_weights_copied(ranks: Any, system: str) -> None:
+    copied, cut = (ranks[0][system, way] for way in ("copied", "cut up"))
+    for kind in ("weights", "average"):
+        assert_near(cut[kind], copied[kind], 1e-5)
+    assert cut["score"].accuracy == copied["score"].accuracy
+    assert cut["score"].loss == pytest.approx(copied["score"].loss, rel=1e-5)
+
+
+def test_a_run_that_goes_from_one_process_to_two_and_back_is_the_unbroken_one(folder: Path) -> None:
+    unbroken = [float(stats.loss) for stats in Trainer(changing()).train(3 * TURN + 2)]
+    two, cut = torch.load(folder / "turn-0.pt")
+    first = torch.load(folder / "first.pt")
+    for name, middle in (("", two), ("cut up", cut)):
+        last = Trainer(changing())
+        last.load(folder / "turns" / name / f"step-{2 * TURN:08d}")
+        losses = first + middle + [float(stats.loss) for stats in last.train(TURN + 2)]
+        torch.testing.assert_close(torch.tensor(losses), torch.tensor(unbroken), rtol=1e-5, atol=0)

@@ -13,7 +13,8 @@ from adatape.config import Experiment, Optimizer, Parity, from_dict, to_dict
 from adatape.data.parity import held_out_set, parity_of, training_batch, validation_set
 from adatape.models.sequence import build_sequence_model
 from adatape.recipes import RECIPES, parity, parity_small
-from adatape.train.loop import Trainer, warmed_up
+from adatape.train.loop import Trainer
+from adatape.train.optim import rate_at
 
 SYSTEMS = ("adatape", "transformer", "ut", "singles", "random", "order")
 
@@ -112,7 +113,7 @@ def test_the_papers_recipe_is_the_papers() -> None:
     assert experiment.data.held_out == 6400
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ["parity", "parity-small"])
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_recipe_survives_its_json(name: str, system: str) -> None:
     experiment = RECIPES[name](system=system)
@@ -128,7 +129,7 @@ def test_an_unknown_field_is_refused_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_takes_three_steps_the_same_way_twice(system: str) -> None:
-    losses = [torch.stack(list(Trainer(tiny(system)).train(3))) for _ in range(2)]
+    losses = [torch.stack([stats.loss for stats in Trainer(tiny(system)).train(3)]) for _ in range(2)]
     assert losses[0].isfinite().all()
     if system != "random":  # the control that reads at random draws from the global generator in between
         assert torch.equal(*losses)
@@ -142,7 +143,8 @@ def test_a_trainer_stops_at_its_last_step() -> None:
 
 
 def test_the_rate_warms_up_and_stays() -> None:
-    assert [warmed_up(1.0, step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    settings = Optimizer(lr=1.0, warmup=4, steps=8)
+    assert [rate_at(settings, step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
 def test_a_given_ponder_weight_is_kept_by_every_system() -> None:
@@ -153,4 +155,4 @@ def test_a_given_ponder_weight_is_kept_by_every_system() -> None:
 
 def test_the_ponder_weight_enters_the_loss() -> None:
     with_ponder, without = (next(iter(Trainer(tiny(ponder_weight=w)).train(1))) for w in (0.5, 0.0))
-    assert with_ponder > without
+    assert with_ponder.loss > without.loss

@@ -47,7 +47,7 @@ class FixedTokens(nn.Module):
             raise ValueError(f"steps is {steps}; there are {self.reading.steps} trained tokens")
         self.steps = steps
 
-    def forward(self, query: Float[Tensor, "b d"], bank: Tensor, generator: torch.Generator | None = None) -> Tape:  # noqa: ARG002
+    def forward(self, query: Float[Tensor, "b d"], bank: Tensor, key: Tensor | None = None) -> Tape:  # noqa: ARG002
         b = query.shape[0]
         tokens = self.tokens[: self.steps].expand(b, -1, -1).to(query.dtype)
         return full_tape(tokens, torch.arange(self.steps, device=query.device).expand(b, -1)[..., None])

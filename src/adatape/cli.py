@@ -18,9 +18,16 @@ from adatape.recipes import RECIPES
 
 @dataclass(frozen=True)
 class Replay:
-    """Run the experiment of a config.json again."""
+    """Run the experiment of a config.json again, into a new folder."""
 
     config: tyro.conf.Positional[Path]
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run from its newest good checkpoint."""
+
+    folder: tyro.conf.Positional[Path]
 
 
 def _deferred(recipe: Callable[..., Experiment]) -> Callable[..., Callable[[], Experiment]]:
@@ -34,7 +41,7 @@ def _deferred(recipe: Callable[..., Experiment]) -> Callable[..., Callable[[], E
 
 
 def _recipe_choice() -> Any:
-    choice: Any = Replay
+    choice: Any = Replay | Resume
     for name, recipe in RECIPES.items():
         choice = choice | Annotated[Experiment, tyro.conf.subcommand(name, constructor=_deferred(recipe))]
     return choice
@@ -53,18 +60,27 @@ def demo(out: Path = Path("runs/demo"), seed: int = 0, json: bool = False) -> No
     _print_json(show_demo(out, seed), json)
 
 
-def train(what: _recipe_choice(), out: Path | None = None, device: str = "auto", json: bool = False) -> None:  # type: ignore[valid-type]
-    """Run a recipe, or the config.json of a run folder.
+def train(
+    what: _recipe_choice(),  # type: ignore[valid-type]
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    out: Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    json: bool = False,
+) -> None:
+    """Run a recipe, or the config.json of a run; a run folder goes on where it was stopped.
 
     Args:
-        what: the recipe, or a config.json
+        what: the recipe, a config.json, or a run folder
+        set: field=value, as in optimizer.clip=2.0 or data.augment.mixup=0.5; give it once for each field
         out: run folder; default runs/RECIPE-N
+        resume: go on if the run folder exists already, as a job that is queued again should
         device: cpu, cuda, or auto
         json: print one JSON object as the last line
     """
-    from adatape.show.terminal import train_with_progress
+    from adatape.show.training import train_with_progress
 
-    _print_json(train_with_progress(what, out, device), json)
+    _print_json(train_with_progress(what, out, device, set, resume), json)
 
 
 def evaluate(
@@ -78,9 +94,48 @@ def evaluate(
         device: cpu, cuda, or auto
         json: print one JSON object as the last line
     """
-    from adatape.show.terminal import print_evaluation
+    from adatape.show.training import print_evaluation
 
     _print_json(print_evaluation(run, length, device), json)
+
+
+def fewshot(
+    run: tyro.conf.Positional[Path],
+    on: str,
+    shots: str = "1,5,10,25",
+    seeds: str = "0,1,2",
+    l2: str = "1024",
+    device: str = "auto",
+    json: bool = False,
+) -> None:
+    """Few-shot accuracy of a run's frozen features on another set, by ridge regression in closed form.
+
+    Args:
+        run: a run folder
+        on: digits, SOURCE:PATH as in pets:data/pets, or a folder of arrays or of classes
+        shots: samples per class, with commas
+        seeds: random supports, with commas
+        l2: strengths of the ridge, with commas
+        device: cpu, cuda, or auto
+        json: print one JSON object as the last line
+    """
+    from adatape.show.transfer import print_fewshot
+
+    whole = {"shots": _numbers("shots", shots, int), "seeds": _numbers("seeds", seeds, int)}
+    _print_json(print_fewshot(run, on, **whole, l2=_numbers("l2", l2, float), device=device), json)
+
+
+def release(run: tyro.conf.Positional[Path], to: Path, json: bool = False) -> None:
+    """Write a finished run's weights, config and model card in timm's hub format.
+
+    Args:
+        run: a run folder
+        to: an empty or new folder
+        json: print one JSON object as the last line
+    """
+    from adatape.show.transfer import print_release
+
+    _print_json(print_release(run, to), json)
 
 
 def cost(
@@ -101,7 +156,7 @@ def cost(
         tape: tape tokens read; default all that the budget allows
         json: print one JSON object as the last line
     """
-    from adatape.show.terminal import print_cost
+    from adatape.show.catalogue import print_cost
 
     _print_json(print_cost(model, classes, tape, bank=bank, tape_ffn=tape_ffn), json)
 
@@ -122,7 +177,7 @@ def sweep(
         device: cpu, cuda, or auto
         json: print one JSON object as the last line
     """
-    from adatape.show.terminal import sweep_with_progress
+    from adatape.show.training import sweep_with_progress
 
     if not over:
         raise ValueError("over is empty; say what to sweep, as in --over seed=0,1,2")
@@ -137,7 +192,7 @@ def models(paper: bool = False, typical: bool = False, json: bool = False) -> No
         typical: also measure what fresh models spend on noise images (takes minutes)
         json: print one JSON object as the last line
     """
-    from adatape.show.terminal import print_models
+    from adatape.show.catalogue import print_models
 
     _print_json(print_models(paper, typical), json)
 
@@ -158,6 +213,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "sweep": sweep,
     "eval": evaluate,
+    "fewshot": fewshot,
+    "release": release,
     "cost": cost,
     "models": models,
     "recipes": recipes,
@@ -166,8 +223,7 @@ VERBS: dict[str, Callable[..., None]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] in (["train"], ["sweep"]) and len(given) > 1 and given[1].endswith(".json"):
-        given.insert(1, "replay")
+    given = _with_kind(given)
     try:
         tyro.extras.subcommand_cli_from_dict(
             VERBS,
@@ -179,6 +235,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         print(f"adatape: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    except Exception as error:
+        code = getattr(error, "code", None)  # a run that was asked to stop; its class lies behind torch
+        if not isinstance(code, int):
+            raise
+        print(f"adatape: {error}", file=sys.stderr)
+        raise SystemExit(code) from error
+
+
+def _with_kind(given: list[str]) -> list[str]:
+    """A path needs no word that says what it is."""
+    if given[:1] in (["train"], ["sweep"]) and len(given) > 1:
+        if given[1].endswith(".json"):
+            return [given[0], "replay", *given[1:]]
+        if given[1] not in RECIPES and Path(given[1]).is_dir():
+            return [given[0], "resume", *given[1:]]
+    return given
+
+
+def _numbers(name: str, text: str, kind: type[Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"{name} is {text!r}; it must be numbers with commas between") from error
 
 
 def _print_json(values: dict[str, Any], wanted: bool) -> None:

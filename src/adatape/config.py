@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -90,17 +91,126 @@ class Parity:
     """sequences in the fixed test set, and in the validation set that stops a run"""
 
 
+Crop = Literal["none", "inception", "pad"]
+Source = Literal["digits", "cifar10", "cifar100", "pets", "fashion", "imagenet", "folder", "arrays", "shards"]
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How a training image is varied; the defaults leave it as it is."""
+
+    crop: Crop = "none"
+    """inception: a box of random area and aspect, resized; pad: the frame moved within a border of `pad`"""
+    area: tuple[float, float] = (0.05, 1.0)
+    """least and largest share of the image that an inception crop keeps"""
+    pad: int = 4
+    """pixels on each side of a padded crop"""
+    flip: bool = False
+    """mirror every other image"""
+    randaug: int = 0
+    """operations of RandAugment per image (the paper's first figure)"""
+    magnitude: float = 10.0
+    """their strength on the paper's scale, where 10 is full (its second figure)"""
+    jitter: float = 0.0
+    """standard deviation of that strength from image to image"""
+    mixup: float = 0.0
+    """α of the Beta distribution that mixes an image with its neighbour in the batch"""
+    cutmix: float = 0.0
+    """α of the share that a pasted box of the neighbour leaves; with mixup too, either half of the steps"""
+    erase: float = 0.0
+    """probability of filling a random box with noise"""
+    smoothing: float = 0.0
+    """share of the label that is spread over all classes"""
+    repeats: int = 1
+    """times that an image occurs in one batch, differently varied"""
+
+
+@dataclass(frozen=True)
+class Images:
+    """A labelled set of images."""
+
+    source: Source = "digits"
+    path: str | None = None
+    """the folder, or the shards as path or URL with {000..123} for numbers; digits needs none"""
+    size: int = 32
+    """side of the square that the model sees"""
+    augment: Augment = Augment()
+    validate_on: float | None = None
+    """share of the training set kept for validation; None validates on the test set"""
+    resident: bool | None = None
+    """whole set on the device; None decides by the kind of set"""
+    download: bool = False
+    """let torchvision fetch the set"""
+    broken: float = 0.02
+    """largest share of unreadable images, each replaced by its successor, before a run stops"""
+    modes: Literal["convert", "refuse"] = "convert"
+    """images that are not RGB are converted and counted, or refused"""
+    classes: int | None = None
+    """for shards, which do not say"""
+    samples: int | None = None
+    """training images of shards, which do not say"""
+
+
+@dataclass(frozen=True)
+class ImageModel:
+    """A model by its name in timm's registry, ours included."""
+
+    name: str = "adatape_tiny_patch16_224"
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """keywords of timm.create_model: patch_size, bank, bank_patch, steps, threshold, …"""
+    pretrained: str | None = None
+    """a file of weights, or `hub` for those that timm knows"""
+    wrap: dict[str, Any] | None = None
+    """keywords of adatape.wrap, where a plain ViT is to read a tape"""
+    init: Literal["timm", "flax"] = "timm"
+    """how blocks start: normal of 0.02, or Xavier as in the paper's code"""
+    trains: Literal["all", "tape"] = "all"
+    """tape: only what wrapping added, and the head"""
+
+
 @dataclass(frozen=True)
 class Optimizer:
-    """AdamW with linear warm-up to a constant rate."""
+    """AdamW, warmed up linearly and then constant or decaying to zero."""
 
     lr: float = 3e-5
     warmup: int = 1000
     steps: int = 10_000
     batch: int = 128
+    """samples per step, over all processes"""
     weight_decay: float = 0.0
-    clip: float = 1.0
+    """torch's, which the rate multiplies; the paper's decoupled figure is this times the peak rate"""
+    decay: Literal["matrices", "all"] = "matrices"
+    """matrices: not biases, norms, positions and class tokens; all: every tensor, as the released code"""
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip: float | None = 1.0
     """largest gradient norm"""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    floor: float = 0.0
+    """rate that a schedule ends at"""
+    ema: float | None = None
+    """decay of the moving average of weights, which is then what is scored and released"""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How a run is carried out; none of it changes what is computed beyond rounding."""
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
+    accumulate: int = 1
+    """parts that a process's share of a batch is computed in, to save memory"""
+    shard: bool = False
+    """spread parameters over the processes (FSDP2) instead of copying them (DDP)"""
+    workers: int = 4
+    """processes that decode images, per training process"""
+    checkpoint_every: int = 1000
+    """steps between checkpoints"""
+    log_every: int = 50
+    """steps between lines of metrics.jsonl"""
+    deterministic: bool = False
+    """repeat to the bit, slower"""
+    bad_steps: int = 10
+    """steps in a row without a finite gradient, none of which moves a weight, before a run stops"""
 
 
 @dataclass(frozen=True)
@@ -108,16 +218,19 @@ class Experiment:
     """All that a run depends on; `config.json` of its folder."""
 
     recipe: str
-    data: Parity
-    model: SequenceModel
+    data: Parity | Images
+    model: SequenceModel | ImageModel
     optimizer: Optimizer
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    """cross-entropy over classes, or of each class by itself, summed"""
     ponder_weight: float = 0.0
     """weight of the length loss (λ)"""
     seed: int = 0
     evaluate_every: int = 250
     """steps between evaluations"""
-    stop_at: float | None = 1.0
+    stop_at: float | None = None
     """validation accuracy that ends a run when met three times in a row"""
+    engine: Engine = Engine()
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -126,14 +239,67 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def from_dict(kind: type[T], values: dict[str, Any]) -> T:
     """The record that `to_dict` wrote; an unknown name is an error that lists the known ones."""
-    fields = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = _names(kind)
     unknown = sorted(set(values) - fields)
     if unknown:
         raise ValueError(f"{kind.__name__} has no field {', '.join(unknown)}; it has {', '.join(sorted(fields))}")
+    missing = sorted(_required(kind) - set(values))
+    if missing:
+        raise ValueError(f"{kind.__name__} lacks {', '.join(missing)}")
     hints = get_type_hints(kind)
-    return kind(**{name: _nested(hints[name], value) for name, value in values.items()})
+    return kind(**{name: _typed(name, hints[name], value) for name, value in values.items()})
 
 
-def _nested(hint: Any, value: Any) -> Any:
-    records = [option for option in (hint, *get_args(hint)) if dataclasses.is_dataclass(option)]
-    return from_dict(records[0], value) if records and isinstance(value, dict) else value  # type: ignore[arg-type]
+def _typed(name: str, hint: Any, value: Any) -> Any:
+    """The value as its field wants it: records from dicts, tuples from lists, whole numbers where floats are."""
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return from_dict(hint, value)  # type: ignore[arg-type]
+    if get_origin(hint) is tuple and isinstance(value, list | tuple) and len(value) == len(get_args(hint)):
+        return tuple(_typed(name, each, part) for each, part in zip(get_args(hint), value, strict=True))
+    if get_origin(hint) in (Union, UnionType):
+        return _one_of(name, hint, value)
+    if get_origin(hint) is Literal:
+        if value in get_args(hint):
+            return value
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(str, get_args(hint)))}")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    wanted = get_origin(hint) or hint
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        raise ValueError(f"{name} is {value!r}; it must be {_words(hint)}")
+    return value
+
+
+def _one_of(name: str, hint: Any, value: Any) -> Any:
+    """Of several records the one that shares most names with the value; else the first kind that takes it."""
+    options = get_args(hint)
+    records = [option for option in options if dataclasses.is_dataclass(option)]
+    if records and isinstance(value, dict):
+        return from_dict(max(records, key=lambda record: len(_names(record) & set(value))), value)  # type: ignore[arg-type]
+    errors = []
+    for option in options:
+        try:
+            return _typed(name, option, value)
+        except ValueError as error:
+            errors.append(str(error))
+    raise ValueError(f"{name} is {value!r}; it must be {_words(hint)}") if len(errors) > 1 else ValueError(errors[0])
+
+
+def _words(hint: Any) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_words(option) for option in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"{len(get_args(hint))} of {_words(get_args(hint)[0])}"
+    if get_origin(hint) is Literal:
+        return ", ".join(map(str, get_args(hint)))
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _names(kind: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+def _required(kind: Any) -> set[str]:
+    empty = dataclasses.MISSING
+    return {f.name for f in dataclasses.fields(kind) if f.default is empty and f.default_factory is empty}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from adatape.atr import Choose, highest, read_tape, wide
 from adatape.config import Choice, Reading
+from adatape.keyed import keys_of, normal, uniform
 from adatape.records import Tape
 
 
@@ -69,14 +69,14 @@ class TapeReader(nn.Module):
         self,
         query: Float[Tensor, "b d"],
         bank: Float[Tensor, "c d"] | Float[Tensor, "b c d"],
-        generator: torch.Generator | None = None,
+        key: Tensor | None = None,
     ) -> Tape:
         dtype = query.dtype
         with torch.autocast(query.device.type, enabled=False):
             if self.training and self.reading.noise > 0:
-                query = query + self.reading.noise * _random(torch.randn, query.shape, query, generator)
+                query = query + self.reading.noise * _noise(query, key)
             query, bank = self._norm(query), self._norm(bank)
-            tape = self.read(query, bank, self._hidden(query, bank, generator))
+            tape = self.read(query, bank, self._hidden(query, bank, key))
         return tape._replace(tokens=tape.tokens.to(dtype))
 
     def read(self, query: Tensor, bank: Tensor, taken: Tensor | None) -> Tape:
@@ -104,20 +104,24 @@ class TapeReader(nn.Module):
         weight, bias = self.norm.weight.to(x.dtype), self.norm.bias.to(x.dtype)
         return nn.functional.layer_norm(x, self.norm.normalized_shape, weight, bias, self.norm.eps)
 
-    def _hidden(self, query: Tensor, bank: Tensor, generator: torch.Generator | None) -> Bool[Tensor, "b c"] | None:
+    def _hidden(self, query: Tensor, bank: Tensor, key: Tensor | None) -> Bool[Tensor, "b c"] | None:
         if not (self.training and self.reading.hide > 0):
             return None
-        shape = (query.shape[0], bank.shape[-2])
-        return _random(torch.rand, shape, query, generator) < self.reading.hide
+        return _chance(query, bank.shape[-2], key) < self.reading.hide
 
     def extra_repr(self) -> str:
         return f"steps={self.steps}, threshold={self.threshold}, merge={self.reading.merged}"
 
 
-def _random(
-    draw: Callable[..., Tensor], shape: Sequence[int], like: Tensor, generator: torch.Generator | None
-) -> Tensor:
-    return draw(shape, device=like.device, dtype=like.dtype, generator=generator)
+def _noise(like: Float[Tensor, "b d"], key: Int[Tensor, "b"] | None) -> Float[Tensor, "b d"]:
+    """A sample's noise belongs to its key, where it has one, and so not to its batch or process."""
+    return torch.randn_like(like) if key is None else normal(keys_of(1, key), like.shape[1]).to(like.dtype)
+
+
+def _chance(like: Float[Tensor, "b d"], count: int, key: Int[Tensor, "b"] | None) -> Float[Tensor, "b count"]:
+    if key is None:
+        return torch.rand(like.shape[0], count, device=like.device)
+    return uniform(keys_of(2, key), count)
 
 
 def _check_reading(reading: Reading, width: int) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
 
 import adatape.models
 from adatape.atr import read_tape, scores, summable
+from adatape.config import Augment, Engine
+from adatape.data.augment import vary
+from adatape.keyed import keys_of, normal, uniform
 from adatape.recipes import parity_small
+from adatape.recipes.digits import digits
 from adatape.train.loop import Trainer
 
 pytestmark = [
@@ -93,6 +99,37 @@ def test_a_captured_step_is_the_eager_step() -> None:
     experiment = parity_small(length=8)
     small = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, depth=2))
     captured, eager = Trainer(small, "cuda"), Trainer(small, "cuda")
-    eager.update = lambda batch: eager._update(type(batch)(*(part.cuda() for part in batch)))
-    ours, theirs = (torch.stack(list(trainer.train(12))) for trainer in (captured, eager))
+    eager.update = eager._update
+    ours, theirs = (torch.stack([stats.loss for stats in trainer.train(12)]) for trainer in (captured, eager))
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_noise_that_belongs_to_keys_compiles_and_is_the_cpus() -> None:
+    keys = keys_of(3, torch.arange(64))
+    ours = torch.compile(lambda k: (uniform(k, 50), normal(k, 50)), fullgraph=True)(keys.cuda())
+    assert torch.equal(ours[0].cpu(), uniform(keys, 50))
+    torch.testing.assert_close(ours[1].cpu(), normal(keys, 50), rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_is_varied_on_the_gpu_as_on_the_cpu() -> None:
+    images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    augment = Augment(crop="inception", flip=True, randaug=2, magnitude=10.0, erase=0.25)
+    keys = keys_of(3, torch.arange(64))
+    theirs = vary(images, keys, augment, 32)
+    difference = (vary(images.cuda(), keys.cuda(), augment, 32).cpu() - theirs).abs()
+    assert (difference > 0.02).float().mean() < 0.01
+
+
+def test_a_learnable_bank_trains_compiled_and_captured(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        np.save(
+            tmp_path / f"{split}_images.npy", np.random.default_rng(0).integers(0, 256, (200, 8, 8), dtype=np.uint8)
+        )
+        np.save(tmp_path / f"{split}_labels.npy", np.arange(200) % 10)
+    experiment = digits("adatape-learn", epochs=1)
+    data = dataclasses.replace(experiment.data, source="arrays", path=str(tmp_path))
+    engine = Engine(precision="bf16", compile=True)
+    trainer = Trainer(dataclasses.replace(experiment, data=data, engine=engine), "cuda")
+    losses = torch.stack([stats.loss for stats in trainer.train(12)])
+    assert losses.isfinite().all()
+    assert trainer.stepper.skipped == 0

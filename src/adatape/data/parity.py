@@ -12,7 +12,7 @@ from torch import Tensor
 TRAINING, VALIDATION, TEST = range(3)  # first word of a stream's key: no two streams share a draw
 
 
-class Batch(NamedTuple):
+class Sequences(NamedTuple):
     symbols: Tensor  # (b, n) int64
     label: Tensor  # (b,) int64
 
@@ -21,23 +21,23 @@ def parity_of(symbols: Int[Tensor, "b n"]) -> Int[Tensor, "b"]:
     return (symbols == 1).sum(-1) % 2
 
 
-def training_batch(length: int, size: int, seed: int, step: int) -> Batch:
+def training_batch(length: int, size: int, seed: int, step: int) -> Sequences:
     """Fresh sequences for one step; the same seed and step give the same batch on any machine."""
     return _draw(length, size, (TRAINING, seed, step))
 
 
-def validation_set(length: int, size: int = 6400) -> Batch:
+def validation_set(length: int, size: int = 6400) -> Sequences:
     """Fixed sequences that may decide when a run stops."""
     return _draw(length, size, (VALIDATION, length))
 
 
-def held_out_set(length: int, size: int = 6400) -> Batch:
+def held_out_set(length: int, size: int = 6400) -> Sequences:
     """Fixed sequences that decide nothing."""
     return _draw(length, size, (TEST, length))
 
 
-def _draw(length: int, size: int, key: tuple[int, ...]) -> Batch:
+def _draw(length: int, size: int, key: tuple[int, ...]) -> Sequences:
     if length < 1 or size < 1:
         raise ValueError(f"length is {length} and size {size}; both must be at least 1")
     symbols = torch.from_numpy(np.random.default_rng(key).integers(-1, 2, (size, length)))
-    return Batch(symbols, parity_of(symbols))
+    return Sequences(symbols, parity_of(symbols))

@@ -1,47 +1,75 @@
-"""Accuracy, loss and tape length over a fixed set."""
+"""Accuracy, loss, sequence length and cost over a fixed set."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adatape.data.parity import Batch
+from adatape.measure.cost import input_tokens
+from adatape.measure.spent import spent_macs
 from adatape.models.adaptive import Adaptive
+from adatape.records import Output
 
 
 class Score(NamedTuple):
     accuracy: float
     loss: float
-    length_mean: float
+    length_mean: float  # of the tape
     length_var: float
     lengths: list[int]  # how many samples read 0, 1, 2, … tokens
+    sequence_mean: float  # input and tape together
+    sequence_max: int
+    gflops_mean: float | None = None  # what samples really cost; None when not asked for
+    gflops_p50: float | None = None
+    gflops_p95: float | None = None
 
 
-@torch.no_grad()
-def score(model: Adaptive, data: Batch, batch: int = 1600) -> Score:
-    """One pass over `data` in eval mode; the model is left in the mode it was in."""
-    device, was_training = next(model.parameters()).device, model.training
+RIGHT, LOSS, LENGTH, MACS = range(4)
+
+
+def score(
+    model: Adaptive,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    costs: bool = False,
+    gather: Callable[[Tensor], Tensor] = lambda rows: rows,
+    forward: Callable[..., Any] | None = None,
+) -> Score:
+    """One pass in eval mode; the model is left in the mode it was in. `gather` brings other processes' rows."""
+    was_training = model.training
     model.eval()
-    right, losses, lengths = [], [], []
-    for symbols, label in zip(data.symbols.split(batch), data.label.to(device).split(batch), strict=True):
-        output = model(symbols.to(device), output=True)
-        logits = output.logits.float()
-        right.append(logits.argmax(-1) == label)
-        losses.append(F.cross_entropy(logits, label, reduction="none"))
-        lengths.append(torch.zeros_like(label) if output.tape is None else output.tape.length)
-    model.train(was_training)
-    length = torch.cat(lengths)
+    try:
+        rows = gather(torch.cat([_rows(model, forward or model, x, label, costs) for x, label in batches]))
+    finally:
+        model.train(was_training)
+    length = rows[:, LENGTH].long()
+    inputs = input_tokens(model.vit)
+    gflops = rows[:, MACS] / 1e9
     return Score(
-        accuracy=_mean(torch.cat(right)),
-        loss=_mean(torch.cat(losses)),
-        length_mean=_mean(length),
-        length_var=float(length.double().var(correction=0)),
+        accuracy=float(rows[:, RIGHT].mean()),
+        loss=float(rows[:, LOSS].mean()),
+        length_mean=float(rows[:, LENGTH].mean()),
+        length_var=float(rows[:, LENGTH].var(correction=0)),
         lengths=torch.bincount(length).tolist(),
+        sequence_mean=float(inputs + rows[:, LENGTH].mean()),
+        sequence_max=int(inputs + length.max()),
+        gflops_mean=float(gflops.mean()) if costs else None,
+        gflops_p50=float(gflops.quantile(0.5)) if costs else None,
+        gflops_p95=float(gflops.quantile(0.95)) if costs else None,
     )
 
 
-def _mean(x: Tensor) -> float:
-    return float(x.double().mean())
+@torch.no_grad()
+def _rows(model: Adaptive, forward: Callable[..., Any], x: Tensor, label: Tensor, costs: bool) -> Tensor:
+    """(b, 4) float64 on the CPU: right, loss, tape length, multiply-adds."""
+    output: Output = forward(x, output=True)
+    logits = output.logits.float()
+    right = (logits.argmax(-1) == label).double()
+    loss = F.cross_entropy(logits, label, reduction="none").double()
+    length = torch.zeros_like(right) if output.tape is None else output.tape.length.double()
+    macs = spent_macs(model, output).double() if costs else torch.zeros_like(right)
+    return torch.stack([column.cpu() for column in (right, loss, length, macs)], 1)

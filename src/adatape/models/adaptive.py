@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from timm.layers import Format
 from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
@@ -44,11 +43,11 @@ class Adaptive(nn.Module, ABC):
         self.vit = vit
 
     @abstractmethod
-    def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:
+    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:
         """Runs embedding and blocks; calls `visit` with the input's tokens after each block."""
 
-    def forward(self, x: Tensor, output: bool = False, generator: torch.Generator | None = None) -> Tensor | Output:
-        walk = self.walk(x, _no_visit, generator)
+    def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
+        walk = self.walk(x, _no_visit, key)
         features = self.vit.forward_head(self._settle(walk), pre_logits=True)
         logits = self.vit.head(features)
         return Output(logits, features, walk.ponder, walk.tape, walk.steps) if output else logits

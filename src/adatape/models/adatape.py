@@ -69,12 +69,12 @@ class AdaTape(Adaptive):
         if isinstance(self.bank, InputBank):
             self.bank.set_input_size(img_size)
 
-    def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:
+    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:
         tokens = self.embed(x)
         inputs, tape, visible = tokens.shape[1], None, None
         for layer, block in enumerate(self.vit.blocks):
             if layer == self.layer and self.reader.steps > 0:
-                tape = self.reader(self._query(tokens), self.bank(x), generator)
+                tape = self.reader(self._query(tokens), self.bank(x), key)
                 tokens, visible = append(tokens, self.append_mlp(tape.tokens), tape.mask)
             tokens = self.run_block(block, tokens, **self._tape_arguments(block, tape, visible))
             visit(layer, tokens[:, :inputs])

@@ -49,7 +49,7 @@ class AViT(Adaptive):
         """Whether eager inference removes halted tokens instead of masking them; the results are the same."""
         self.packed = packed
 
-    def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:  # noqa: ARG002
+    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:  # noqa: ARG002
         tokens, last = self.embed(x), len(self.vit.blocks) - 1
         act = begin(tokens[..., 0].float())
         out = torch.zeros_like(tokens, dtype=torch.float32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from adatape.models.adaptive import Adaptive, Visit, Walk
@@ -11,7 +10,7 @@ from adatape.models.adaptive import Adaptive, Visit, Walk
 class Plain(Adaptive):
     """The wrapped ViT itself: what every adaptive model is compared with."""
 
-    def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:  # noqa: ARG002
+    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:  # noqa: ARG002
         tokens = self.embed(x)
         for layer, block in enumerate(self.vit.blocks):
             tokens = self.run_block(block, tokens)

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from adatape.keyed import uniform
 from adatape.models.adaptive import Adaptive, Visit, Walk
 from adatape.models.registry import SIZES, register, split
 from adatape.models.universal import budget, sinusoid
@@ -115,9 +116,9 @@ class PonderNet(Adaptive):
         """The most steps to take, from now on; no argument resets. The prior ends where the steps do."""
         self.steps = budget(steps, self.built)
 
-    def forward(self, x: Tensor, output: bool = False, generator: torch.Generator | None = None) -> Tensor | Output:
+    def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         """Logits alone need no step after the one that answers; `Output` tells p and so takes them all."""
-        trace = self._ponder(x, generator, whole=output)
+        trace = self._ponder(x, key, whole=output)
         features = self._features(trace)
         logits = self.vit.head(features)
         if not output:
@@ -125,20 +126,20 @@ class PonderNet(Adaptive):
         ponder, steps = self._judge(trace)
         return Output(logits, features, ponder, steps=steps)
 
-    def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:
+    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:
         """Ends at each sample's answering step; in training, at the last."""
         states: list[Tensor] = []
-        trace = self._ponder(x, generator, whole=True, keep=states.append)
+        trace = self._ponder(x, key, whole=True, keep=states.append)
         tokens = states[-1] if trace.answer is None else _pick(torch.stack(states, 1), trace.answer)
         visit(0, tokens)
         ponder, steps = self._judge(trace)
         return Walk(tokens, ponder, steps=steps)
 
     def _ponder(
-        self, x: Tensor, generator: torch.Generator | None, whole: bool, keep: Callable[[Tensor], None] | None = None
+        self, x: Tensor, key: Tensor | None, whole: bool, keep: Callable[[Tensor], None] | None = None
     ) -> Trace:
         state = self.embed(x)
-        draws = self._draws(state, generator)
+        draws = self._draws(state, key)
         features, scores = [], []
         for t in range(self.steps):
             state = self.run_block(self.vit.blocks[0], state + self.signals[t].to(state.dtype))
@@ -163,11 +164,13 @@ class PonderNet(Adaptive):
         pooled = self.vit.fc_norm(self.vit.pool(normed, self.pooling))
         return self.halt(pooled).squeeze(-1).float()
 
-    def _draws(self, like: Tensor, generator: torch.Generator | None) -> Float[Tensor, "b steps"] | None:
-        """All at once, so that stopping early leaves the generator where taking every step would."""
+    def _draws(self, like: Tensor, key: Tensor | None) -> Float[Tensor, "b steps"] | None:
+        """All at once, so that stopping early leaves the random state where taking every step would."""
         if self.training or self.halting != "sample":
             return None
-        return torch.rand(like.shape[0], self.steps, device=like.device, generator=generator)
+        if key is not None:
+            return uniform(key, self.steps)
+        return torch.rand(like.shape[0], self.steps, device=like.device)
 
     def _answer(self, score: Tensor, draws: Tensor | None) -> Answer:
         return expected_answer(score, self.steps) if draws is None else sampled_answer(score, draws)

@@ -94,7 +94,7 @@ class Universal(Adaptive):
         """The most steps to take, from now on; no argument resets."""
         self.steps = budget(steps, self.stage.steps)
 
-    def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:  # noqa: ARG002
+    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:  # noqa: ARG002
         blocks = self.vit.blocks
         shared = len(blocks) == 1
 
@@ -125,7 +125,7 @@ class UViT(Adaptive):
         """The most steps of the universal stage, from now on; no argument resets."""
         self.steps = budget(steps, self.stage.steps)
 
-    def walk(self, x: Tensor, visit: Visit, generator: torch.Generator | None) -> Walk:  # noqa: ARG002
+    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:  # noqa: ARG002
         tokens = self.embed(x)
         if not self.above:
             tokens, act, weights = self._ponder(tokens)

@@ -5,6 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from adatape.config import Experiment
+from adatape.recipes.cifar import cifar10, cifar100
+from adatape.recipes.digits import digits
+from adatape.recipes.imagenet import deit, imagenet, plainvit, pretrain
 from adatape.recipes.parity import parity, parity_small
+from adatape.recipes.transfer import finetune, images
 
-RECIPES: dict[str, Callable[..., Experiment]] = {"parity": parity, "parity-small": parity_small}
+RECIPES: dict[str, Callable[..., Experiment]] = {
+    "parity": parity,
+    "parity-small": parity_small,
+    "digits": digits,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "images": images,
+    "finetune": finetune,
+    "imagenet": imagenet,
+    "plainvit": plainvit,
+    "deit": deit,
+    "pretrain": pretrain,
+}

@@ -54,6 +54,7 @@ def parity(
         optimizer=Optimizer(lr=lr, steps=steps),
         ponder_weight=weight_for(system) if ponder_weight is None else ponder_weight,
         seed=seed,
+        stop_at=1.0,
     )
 
 
@@ -87,5 +88,4 @@ def parity_small(
         ponder_weight=weight_for(system) if ponder_weight is None else ponder_weight,
         seed=seed,
         evaluate_every=20,
-        stop_at=None,
     )

@@ -12,13 +12,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from adatape.config import Experiment, Parity
 from adatape.data.parity import held_out_set
 from adatape.measure.accuracy import Score
 from adatape.recipes.parity import System, parity_small
 from adatape.show.figures import draw_demo
-from adatape.show.terminal import TABLE, describe, progress_bar
+from adatape.show.terminal import TABLE, progress_bar
+from adatape.show.training import describe
+from adatape.train.folder import prepare
 from adatape.train.loop import Trainer
-from adatape.train.run import conclude, prepare
+from adatape.train.run import conclude
 
 SYSTEMS: tuple[System, ...] = ("adatape", "transformer")
 
@@ -70,7 +73,7 @@ def _train_side_by_side(
 @torch.no_grad()
 def _telling_sequence(trainer: Trainer) -> tuple[list[int], list[list[int]], list[list[float]], int]:
     """A short test sequence with an odd number of ones, how it was read, and the answer."""
-    data = held_out_set(trainer.experiment.data.length, 64)
+    data = held_out_set(_length(trainer.experiment), 64)
     output = trainer.model.eval()(data.symbols, output=True)
     # The most mixed pairs say most; among those the first sequence that has an odd number of ones.
     taken = data.symbols[:, :, None].expand(-1, -1, 2).gather(1, output.tape.index.clamp(min=0))
@@ -83,6 +86,11 @@ def _telling_sequence(trainer: Trainer) -> tuple[list[int], list[list[int]], lis
         output.tape.weight[chosen, :read].tolist(),
         int(output.logits[chosen].argmax()),
     )
+
+
+def _length(experiment: Experiment) -> int:
+    assert isinstance(experiment.data, Parity)
+    return experiment.data.length
 
 
 def _print_table(results: dict[str, Any], picture: Path) -> None:

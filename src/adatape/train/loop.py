@@ -3,70 +3,184 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timm.optim import param_groups_weight_decay
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 from adatape.config import Experiment
-from adatape.data.parity import Batch, training_batch, validation_set
+from adatape.data.batch import Batch, Part
+from adatape.graph import captured
+from adatape.keyed import key_of
 from adatape.measure.accuracy import Score, score
 from adatape.models.ponder import ponder_loss
-from adatape.models.sequence import build_sequence_model
 from adatape.records import Output
-from adatape.train.graph import captured
+from adatape.train.checkpoint import load, save
+from adatape.train.distributed import gathered, spread, summed
+from adatape.train.optim import Stepper
+from adatape.train.task import task_of
+
+NOISE = 7  # first word of the key that dropout and the like draw from
+
+
+class Stats(NamedTuple):
+    """What one step did, as numbers on the device: reading them would wait for it."""
+
+    loss: Tensor  # with the length loss
+    norm: Tensor  # of the gradient, before clipping
+    accuracy: Tensor  # by the likeliest class of a mixed label
+    length: Tensor  # mean tape length
+    length_sq: Tensor  # mean of its square
+    skipped: Tensor  # steps in a row without a finite loss and gradient
 
 
 class Trainer:
-    """Model, optimizer and step count of one experiment; batches depend on seed and step alone."""
+    """Model, optimizer and step of one experiment; what a step does depends on the weights, the seed and the step."""
 
-    def __init__(self, experiment: Experiment, device: str | torch.device = "cpu") -> None:
-        self.experiment, self.device, self.step = experiment, torch.device(device), 0
-        optimizer = experiment.optimizer
+    def __init__(self, experiment: Experiment, device: str | torch.device = "cpu", part: Part | None = None) -> None:
+        self.experiment, self.device, self.part, self.step = experiment, torch.device(device), part or Part(), 0
+        engine, on_gpu = experiment.engine, self.device.type == "cuda"
+        _set_precision(on_gpu, engine.deterministic)
+        self.task = task_of(experiment, self.part, self.device)
+        _check_counts(experiment)
+        _check_parts(experiment, self.part)
         torch.manual_seed(experiment.seed)
-        self.model = build_sequence_model(experiment.model, experiment.data.length).to(self.device)
-        groups = param_groups_weight_decay(self.model, optimizer.weight_decay, self.model.no_weight_decay())
-        # A tensor rate can change between replays of a captured step; the capturable optimizer is CUDA's alone.
-        on_gpu = self.device.type == "cuda"
-        torch.set_float32_matmul_precision("high" if on_gpu else "highest")  # the reader sums in float64 either way
-        self.rate = torch.tensor(optimizer.lr, device=self.device)
-        self.optimizer = torch.optim.AdamW(groups, lr=self.rate, capturable=on_gpu, fused=on_gpu)
-        self.update = captured(self._update, self._batch()) if on_gpu else self._update
-        self.validation = validation_set(experiment.data.length, experiment.data.held_out)
+        self.model = self.task.build().to(self.device)
+        self.spread = spread(self.model, engine.shard, engine.accumulate)
+        self.stepper = Stepper(self.model, experiment.optimizer)
+        self.forward = torch.compile(self.spread) if engine.compile else self.spread
+        self.update = self._update
+        if on_gpu and self.part.world == 1:
+            replay = captured(lambda *batch: (self._update(Batch(*batch)),))
+            self.update = lambda batch: replay(*batch)[0]
 
-    def train(self, steps: int) -> Iterator[Tensor]:
-        """Advances by at most `steps`, giving each step's loss."""
+    def train(self, steps: int) -> Iterator[Stats]:
+        """Advances by at most `steps`."""
+        steps = min(steps, self.experiment.optimizer.steps - self.step)
+        if steps <= 0:
+            return
         self.model.train()
-        for _ in range(min(steps, self.experiment.optimizer.steps - self.step)):
-            self.rate.fill_(warmed_up(self.experiment.optimizer.lr, self.step, self.experiment.optimizer.warmup))
-            batch = self._batch()
+        batches = self.task.batches(self.step)
+        for _, batch in zip(range(steps), batches, strict=False):  # the batches have no end
+            self.stepper.set_rate(self.step)
+            torch.manual_seed(key_of(NOISE, self.experiment.seed, self.step, self.part.rank))
+            stats = self.update(batch)
             self.step += 1
-            yield self.update(batch)
+            yield Stats(*stats.unbind())
 
-    def evaluate(self) -> Score:
-        return score(self.model, self.validation)
+    def evaluate(self, on: str = "validation", costs: bool = False) -> Score:
+        """Scores the averaged weights, where there are any."""
+        batches = self.task.test() if on == "test" else self.task.validation()
+        with self.averaged(), self._autocast():
+            return score(self.model, batches, costs=costs, gather=gathered, forward=self._scoring())
 
-    def _batch(self) -> Batch:
-        data, optimizer = self.experiment.data, self.experiment.optimizer
-        return training_batch(data.length, optimizer.batch, self.experiment.seed, self.step)
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within, the model has its averaged weights."""
+        names = list(self.stepper.average)
+        own = {name: self.stepper.named[name].detach().clone() for name in names}
+        self._fill(self.stepper.average)
+        try:
+            yield
+        finally:
+            self._fill(own)
+
+    def save(self, folder: Path, facts: dict[str, Any]) -> Path:
+        return save(folder, self.step, self.state(), facts)
+
+    def load(self, checkpoint: Path) -> dict[str, Any]:
+        """Goes back to a checkpoint; gives the facts saved with it."""
+        facts = load(checkpoint, self.state())
+        self.step = facts["step"]
+        return facts
+
+    def state(self) -> dict[str, Any]:
+        """All that is not a function of seed and step, in place."""
+        return {"model": self.model.state_dict(), **self.stepper.state(), "skipped": {"row": self.stepper.skipped}}
+
+    @torch.no_grad()
+    def _fill(self, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            self.stepper.named[name].copy_(value)
+
+    def _scoring(self) -> Any:
+        """Where parameters are sharded only the wrapped forward may run; elsewhere the plain one saves a compile."""
+        return self.spread if self.experiment.engine.shard else self.model
 
     def _update(self, batch: Batch) -> Tensor:
-        output = self.model(batch.symbols.to(self.device), output=True)
-        loss = total_loss(output, batch.label.to(self.device), self.experiment.ponder_weight)
-        self.optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.experiment.optimizer.clip)
-        self.optimizer.step()
-        return loss.detach()
+        parts = self.experiment.engine.accumulate
+        rows = []
+        for n, piece in enumerate(_pieces(batch, parts), 1):
+            with self._synchronised(n == parts):
+                with self._autocast():
+                    output = self.forward(piece.x, output=True, key=piece.key)
+                loss = total_loss(output, piece.target, self.experiment.ponder_weight, self.experiment.loss)
+                (loss / parts).backward()
+            rows.append(_row(loss.detach(), output, piece.target))
+        mean = summed(torch.stack(rows).mean(0)) / self.part.world
+        norm = self.stepper.step(mean[0])
+        self.stepper.zero_grad()
+        return torch.stack([mean[0], norm, *mean[1:], self.stepper.skipped])
+
+    def _synchronised(self, last: bool) -> Any:
+        """Gradients are averaged once for all pieces of a batch."""
+        if isinstance(self.spread, FSDPModule):
+            self.spread.set_requires_gradient_sync(last)
+        if last or not isinstance(self.spread, DistributedDataParallel):
+            return nullcontext()
+        return self.spread.no_sync()
+
+    def _autocast(self) -> Any:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.experiment.engine.precision == "bf16")
 
 
-def total_loss(output: Output, label: Tensor, ponder_weight: float) -> Tensor:
+def total_loss(output: Output, target: Tensor, ponder_weight: float, kind: str = "softmax") -> Tensor:
     """l = l_main + λ l_ponder; where every step answers, each answer's loss counts by its share."""
     each_step = output.steps is not None and output.steps.logits is not None
-    loss = ponder_loss(output, label) if each_step else F.cross_entropy(output.logits.float(), label)
+    loss = ponder_loss(output, target) if each_step else _main_loss(output.logits.float(), target, kind)
     return loss + ponder_weight * output.ponder.mean() if ponder_weight else loss
 
 
-def warmed_up(peak: float, step: int, warmup: int) -> float:
-    return peak * min(1.0, (step + 1) / max(1, warmup))
+def _main_loss(logits: Tensor, target: Tensor, kind: str) -> Tensor:
+    if kind == "softmax":
+        return F.cross_entropy(logits, target)
+    shares = F.one_hot(target, logits.shape[1]).float() if target.dim() == 1 else target
+    return F.binary_cross_entropy_with_logits(logits, shares, reduction="sum") / logits.shape[0]
+
+
+def _row(loss: Tensor, output: Output, target: Tensor) -> Tensor:
+    label = target if target.dim() == 1 else target.argmax(-1)
+    right = (output.logits.argmax(-1) == label).float().mean()
+    length = torch.zeros_like(output.ponder) if output.tape is None else output.tape.length.float()
+    return torch.stack([loss.float(), right, length.mean(), length.square().mean()])
+
+
+def _pieces(batch: Batch, parts: int) -> list[Batch]:
+    return [Batch(*each) for each in zip(*(part.chunk(parts) for part in batch), strict=True)]
+
+
+def _check_counts(experiment: Experiment) -> None:
+    engine, counts = experiment.engine, {"evaluate_every": experiment.evaluate_every}
+    counts |= {name: getattr(engine, name) for name in ("checkpoint_every", "log_every", "bad_steps")}
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
+def _check_parts(experiment: Experiment, part: Part) -> None:
+    batch, pieces = experiment.optimizer.batch, part.world * experiment.engine.accumulate
+    if experiment.engine.accumulate < 1 or batch % pieces:
+        raise ValueError(
+            f"batch is {batch}; {part.world} processes with accumulate {experiment.engine.accumulate} "
+            f"cannot cut it into {pieces} equal parts"
+        )
+
+
+def _set_precision(on_gpu: bool, deterministic: bool) -> None:
+    torch.set_float32_matmul_precision("high" if on_gpu else "highest")  # the reader sums in float64 either way
+    torch.use_deterministic_algorithms(deterministic)

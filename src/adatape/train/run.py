@@ -1,146 +1,227 @@
-"""A run: an experiment carried out, and the folder it leaves behind."""
+"""A run: an experiment carried out from its first step, or from a checkpoint, to its result."""
 
 from __future__ import annotations
 
 import json
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import timm
 import torch
-from safetensors.torch import load_file, save_file
 
-import adatape
-from adatape.config import Experiment, from_dict, to_dict
-from adatape.data.parity import held_out_set
-from adatape.measure.accuracy import Score, score
+from adatape.config import Experiment
+from adatape.measure.accuracy import Score
 from adatape.measure.cost import cost, total
-from adatape.models.adaptive import Adaptive
-from adatape.models.adatape import AdaTape
-from adatape.models.sequence import build_sequence_model
-from adatape.train.loop import Trainer
+from adatape.train.checkpoint import newest_good
+from adatape.train.distributed import agreed, first_does, joined, local_device, restarted, whole_state
+from adatape.train.folder import CHECKPOINTS, RESULT, WEIGHTS, check_same, prepare, write, write_weights
+from adatape.train.journal import Journal
+from adatape.train.loop import Stats, Trainer
+from adatape.train.saver import Saver
+from adatape.train.stop import Stop, Stopped
 
-Watch = Callable[[int, float, Score | None], None]
-WEIGHTS = Path("checkpoints/model.safetensors")
 CONFIRMATIONS = 3  # evaluations in a row that must reach `stop_at`
+ASKED_EVERY = 10  # steps between agreements of several processes to stop
 
 
-def run(experiment: Experiment, out: Path, device: str, watch: Watch) -> dict[str, Any]:
-    """Trains until `stop_at` or the last step, scores the test set once, and writes the folder."""
-    prepare(out, experiment, device)
-    began = time.perf_counter()
-    trainer = Trainer(experiment, device)
-    met = 0
-    with (out / "metrics.jsonl").open("w") as metrics:
-        while trainer.step < experiment.optimizer.steps and met < CONFIRMATIONS:
-            loss = _advance(trainer, watch)
-            result = trainer.evaluate()
-            met = met + 1 if experiment.stop_at is not None and result.accuracy >= experiment.stop_at else 0
-            watch(trainer.step, loss, result)
-            line = {"step": trainer.step, "train_loss": loss, **_plain(result), "seconds": _since(began)}
-            metrics.write(json.dumps(line) + "\n")
-            metrics.flush()
-    return conclude(trainer, out, _since(began))
+class Moment(NamedTuple):
+    """Where a run is, for whoever watches; figures are means since the last line of the journal."""
+
+    step: int
+    steps: int
+    epoch: float | None
+    loss: float
+    accuracy: float
+    length_mean: float
+    length_sd: float
+    samples_per_second: float
+    score: Score | None = None
 
 
-def prepare(out: Path, experiment: Experiment, device: str) -> None:
-    """Makes the folder and writes what the run depends on; refuses a folder that holds anything."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"{out} exists and is not empty; choose another --out or remove it")
-    out.mkdir(parents=True, exist_ok=True)
-    _write(out / "config.json", to_dict(experiment))
-    _write(out / "env.json", environment(device))
+LOGGED = ("epoch", "loss", "accuracy", "length_mean", "length_sd", "samples_per_second")
+Watch = Callable[[Moment], None]
+Say = Callable[[str], None]
+
+
+def run(
+    experiment: Experiment, out: Path, device: str, watch: Watch, *, resume: bool = False, say: Say = print
+) -> dict[str, Any]:
+    """Trains until `stop_at` or the last step, scores the test set once, and writes the folder.
+
+    Goes on from the newest good checkpoint when asked to resume, or when torchrun has started it again.
+    """
+    place = local_device(device)
+    with joined(place) as part, Stop() as stop:
+        resume = (resume or restarted()) and (out / "config.json").is_file()
+        if resume:
+            first_does(lambda: check_same(out, experiment))
+            if (out / RESULT).is_file():
+                return json.loads((out / RESULT).read_text())
+        trainer = Trainer(experiment, place, part)  # what it refuses, it refuses before a folder is made
+        if not resume:
+            first_does(lambda: prepare(out, experiment, device))
+        facts = go_back(trainer, out, say) if resume else {}
+        return _Run(trainer, out, watch, stop, facts).carry_out()
+
+
+class _Run:
+    """The loop around a trainer's steps: log, evaluate, save, stop."""
+
+    def __init__(self, trainer: Trainer, out: Path, watch: Watch, stop: Stop, facts: dict[str, Any]) -> None:
+        self.trainer, self.out, self.watch, self.stop = trainer, out, watch, stop
+        self.experiment, self.engine = trainer.experiment, trainer.experiment.engine
+        self.met, self.best = facts.get("met", 0), facts.get("best", -1.0)
+        self.accuracy: float | None = None  # of these very weights, once they have been scored
+        self.pending: list[Stats] = []
+        beside = trainer.device.type == "cuda" and trainer.part.world == 1
+        self.saver = Saver(out / CHECKPOINTS, beside)
+        self.journal = Journal(out, trainer.step) if trainer.part.rank == 0 else None
+        self.began = time.perf_counter() - facts.get("seconds", 0.0)
+        self.logged = time.perf_counter()
+
+    def carry_out(self) -> dict[str, Any]:
+        steps = 0 if self.met >= CONFIRMATIONS else self.experiment.optimizer.steps  # one more would be one too many
+        try:
+            for stats in self.trainer.train(steps):
+                self._after(stats)
+                if self.met >= CONFIRMATIONS:
+                    break
+            self.saver.wait()
+        finally:
+            if self.journal is not None:
+                self.journal.close()
+        return conclude(self.trainer, self.out, self.seconds)
+
+    @property
+    def seconds(self) -> float:
+        return round(time.perf_counter() - self.began, 3)
+
+    def _after(self, stats: Stats) -> None:
+        step, last = self.trainer.step, self.trainer.step == self.experiment.optimizer.steps
+        self.pending.append(stats)
+        self.accuracy, improved = None, False
+        evaluate = last or step % self.experiment.evaluate_every == 0
+        if evaluate or step % self.engine.log_every == 0:
+            self._log()
+        elif self.trainer.device.type == "cpu":  # to read figures of a GPU would wait for it at every step
+            self.watch(self._look())
+        if evaluate:
+            improved = self._evaluate()
+        if improved or last or step % self.engine.checkpoint_every == 0:
+            self._save()
+        if not last:
+            self._heed()
+
+    def _look(self) -> Moment:
+        rows = torch.stack([torch.stack(list(stats)) for stats in self.pending]).double().cpu()
+        self._check_moving(int(rows[-1, Stats._fields.index("skipped")]))
+        mean = Stats(*rows.nanmean(0))
+        took = max(1e-9, time.perf_counter() - self.logged)
+        return Moment(
+            step=self.trainer.step,
+            steps=self.experiment.optimizer.steps,
+            epoch=self.trainer.task.epoch(self.trainer.step),
+            loss=float(mean.loss),
+            accuracy=float(mean.accuracy),
+            length_mean=float(mean.length),
+            length_sd=max(0.0, float(mean.length_sq) - float(mean.length) ** 2) ** 0.5,
+            samples_per_second=len(self.pending) * self.experiment.optimizer.batch / took,
+        )
+
+    def _check_moving(self, skipped: int) -> None:
+        if skipped >= self.engine.bad_steps:
+            raise ValueError(
+                f"loss or gradient was not finite in the {skipped} steps up to step {self.trainer.step}, and no "
+                f"weight has moved in them (bad_steps is {self.engine.bad_steps}); lower the rate or look at the data. "
+                f"Good checkpoints are in {self.out / CHECKPOINTS}"
+            )
+
+    def _log(self) -> None:
+        moment, last = self._look(), self.pending[-1]
+        self.pending, self.logged = [], time.perf_counter()
+        self.watch(moment)
+        if self.journal is not None:
+            figures = {
+                name: value for name, value in moment._asdict().items() if name not in ("step", "steps", "score")
+            }
+            figures |= {"gradient_norm": float(last.norm), "lr": float(self.trainer.stepper.rate)}
+            figures |= unreadable(self.trainer)
+            self.journal.write("train", moment.step, **figures, seconds=self.seconds)
+        self.moment = moment
+
+    def _evaluate(self) -> bool:
+        """Whether this is the best so far."""
+        result, moment = self.trainer.evaluate(), self.moment
+        limit = self.experiment.stop_at
+        self.met = self.met + 1 if limit is not None and result.accuracy >= limit else 0
+        improved, self.best = result.accuracy > self.best, max(self.best, result.accuracy)
+        self.accuracy = result.accuracy
+        if self.journal is not None:
+            self.journal.write("validation", moment.step, epoch=moment.epoch, **plain(result), seconds=self.seconds)
+            self.journal.histogram("validation/lengths", result.lengths, moment.step)
+        self.watch(moment._replace(score=result))
+        self.logged = time.perf_counter()  # scoring is no part of the throughput
+        return improved
+
+    def _save(self) -> None:
+        facts = {"accuracy": self.accuracy, "met": self.met, "best": self.best, "seconds": self.seconds}
+        self.saver.save(self.trainer.step, self.trainer.state(), facts)
+
+    def _heed(self) -> None:
+        """Signals reach the processes at different steps; all stop at the same one."""
+        world, step = self.trainer.part.world, self.trainer.step
+        if (world > 1 and step % ASKED_EVERY) or not agreed(self.stop.code is not None, self.trainer.device):
+            return
+        self._save()
+        self.saver.wait()
+        where = f"stopped at step {step} and saved; `adatape train {self.out}` goes on from there"
+        raise Stopped(self.stop.code or 143, where)
+
+
+def go_back(trainer: Trainer, out: Path, say: Say) -> dict[str, Any]:
+    """To the newest good checkpoint, saying which were not; with none at all, to the start."""
+
+    def tell(path: Path, reason: str) -> None:
+        if trainer.part.rank == 0:
+            say(f"{path.name} is damaged and was passed over: {reason}")
+
+    found = newest_good(out / CHECKPOINTS, tell)
+    if found is not None:
+        return trainer.load(found)
+    if any((out / CHECKPOINTS).glob("step-*")):
+        raise ValueError(f"{out / CHECKPOINTS} has no good checkpoint left; remove {out} to start again")
+    return {}
 
 
 def conclude(trainer: Trainer, out: Path, seconds: float) -> dict[str, Any]:
     """Scores the test set, saves the weights, and writes and returns `result.json`."""
-    data, model = trainer.experiment.data, trainer.model
-    whole = total(cost(model))
+    whole = total(cost(trainer.model))
     result = {
-        **_plain(score(model, held_out_set(data.length, data.held_out))),
+        **plain(trainer.evaluate("test", costs=True)),
         "steps": trainer.step,
         "seconds": seconds,
-        "sequences_per_second": trainer.step * trainer.experiment.optimizer.batch / seconds,
+        "samples_per_second": trainer.step * trainer.experiment.optimizer.batch / max(seconds, 1e-9),
         "parameters": whole.parameters,
         "gflops": whole.macs / 1e9,
+        **unreadable(trainer),
     }
-    (out / WEIGHTS).parent.mkdir(exist_ok=True)
-    save_file({name: value.contiguous().cpu() for name, value in model.state_dict().items()}, out / WEIGHTS)
-    _write(out / "result.json", result)
+    with trainer.averaged():
+        weights = whole_state(trainer.model)
+
+    def write_both() -> None:
+        write_weights(out / WEIGHTS, weights)
+        write(out / RESULT, result)
+
+    first_does(write_both)
     return result
 
 
-def load_run(folder: Path, length: int | None = None) -> tuple[Experiment, Adaptive]:
-    """A finished run's model; at another sequence length than it was trained on, its budget scales along."""
-    for name in (Path("config.json"), WEIGHTS):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} has no {name}; it must be the folder of a finished run")
-    experiment = load_config(folder / "config.json")
-    trained = experiment.data.length
-    model = build_sequence_model(experiment.model, trained)
-    model.load_state_dict(load_file(folder / WEIGHTS))
-    if length is not None and length != trained:
-        if not isinstance(model, AdaTape):
-            raise ValueError(f"length is {length}; this run's Transformer has positions for {trained} symbols only")
-        reading = model.reader.reading
-        model.set_budget(reading.steps * length // trained, reading.threshold * length / trained)
-        model.bank.size = length
-    return experiment, model
+def plain(result: Score) -> dict[str, Any]:
+    return {name: value for name, value in result._asdict().items() if value is not None}
 
 
-def load_config(path: Path) -> Experiment:
-    try:
-        return from_dict(Experiment, json.loads(path.read_text()))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-
-
-def environment(device: str) -> dict[str, Any]:
-    """Hardware, versions and commit, so that a figure can be traced."""
-    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else platform.processor()
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": device,
-        "hardware": name or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-        "adatape": adatape.__version__,
-        "commit": _commit(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-    }
-
-
-def _advance(trainer: Trainer, watch: Watch) -> float:
-    """Trains up to the next evaluation; gives the mean loss."""
-    losses = []
-    for loss in trainer.train(trainer.experiment.evaluate_every):
-        losses.append(loss)
-        if trainer.device.type == "cpu":  # reading a loss from a GPU would wait for it at every step
-            watch(trainer.step, float(loss), None)
-    return float(torch.stack(losses).mean())
-
-
-def _commit() -> str | None:
-    here = Path(__file__).parent
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return asked.stdout.strip() or None
-
-
-def _plain(result: Score) -> dict[str, Any]:
-    return result._asdict()
-
-
-def _since(began: float) -> float:
-    return round(time.perf_counter() - began, 3)
-
-
-def _write(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n")
+def unreadable(trainer: Trainer) -> dict[str, Any]:
+    """Images that this process had to replace or convert so far, where it decodes any."""
+    tally = trainer.task.tally
+    return {} if tally is None else {"broken_images": len(tally.broken), "converted_images": tally.converted}

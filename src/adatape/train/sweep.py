@@ -31,7 +31,7 @@ def with_fields(experiment: Experiment, fields: dict[str, Any]) -> Experiment:
         place = values
         for step in path:
             place = place.get(step) if isinstance(place, dict) else None  # type: ignore[assignment]
-        if not isinstance(place, dict) or last not in place:
+        if not isinstance(place, dict) or (last not in place and path[-1:] not in (["options"], ["wrap"])):
             known = ", ".join(_paths(values))
             raise ValueError(f"{name} is no field of this experiment; it has {known}")
         place[last] = value

@@ -1,0 +1,69 @@
+"""Runs a list of CIFAR experiments one after the other in one process, and writes one JSON row per run.
+
+    python benchmarks/cifar.py results/x.json --data data/cifar10 "plainvit seed=0" "adatape patch=8 bank_patch=4"
+
+Each quoted argument is a run: the system, keywords of the recipe, and dotted fields, as in data.augment.mixup=0.5.
+Rows are written as they come; a run that would begin after `--minutes` is left out and said so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from adatape.recipes import RECIPES
+from adatape.train.folder import environment
+from adatape.train.journal import lines_of
+from adatape.train.run import run
+from adatape.train.sweep import _value, with_fields
+
+
+def carry_out(text: str, recipe: str, data: str, device: str) -> dict[str, Any]:
+    system, *words = text.split()
+    given = {name: _value(value) for name, _, value in (word.partition("=") for word in words)}
+    fields = {name: value for name, value in given.items() if "." in name or name in ("ponder_weight", "loss")}
+    keywords = {name: value for name, value in given.items() if name not in fields}
+    experiment = with_fields(RECIPES[recipe](path=data, system=system, **keywords), fields)
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary) / "run"
+        result = run(experiment, out, device, lambda _: None)
+        curve = [
+            [line["epoch"], line["accuracy"]]
+            for line in lines_of(out / "metrics.jsonl")
+            if line["kind"] == "validation"
+        ]
+    return {"run": text, "recipe": recipe, "result": result, "curve": curve}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--recipe", default="cifar10")
+    parser.add_argument("--data", default="data/cifar10")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--minutes", type=float, default=60)
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    began = time.time()
+    for text in arguments.runs:
+        if time.time() - began > 60 * arguments.minutes:
+            rows.append({"run": text, "unfinished": "not started: the time was up"})
+        else:
+            rows.append(carry_out(text, arguments.recipe, arguments.data, arguments.device))
+            result = rows[-1]["result"]
+            figures = {
+                k: result[k] for k in ("accuracy", "loss", "length_mean", "length_var", "gflops_mean", "seconds")
+            }
+            print(text, json.dumps(figures), flush=True)
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        table = {"environment": environment(arguments.device), "rows": rows}
+        arguments.out.write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

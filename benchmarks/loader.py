@@ -1,0 +1,140 @@
+"""How quickly JPEGs of ImageNet's size are decoded and varied, beside torchvision's own pipeline.
+
+    python benchmarks/loader.py results/loader.json --workers 2
+
+Both decode with PIL, crop, flip and apply two operations of RandAugment, in a DataLoader of the same settings, in
+turns; torchvision's resize also smooths, and its operations are not quite ours. With workers the figure is images per
+second of the clock; with `--workers 0` it is per second of processor time, which other programs leave alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+import torchvision
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from adatape.config import Augment, Images
+from adatape.data.batch import Part
+from adatape.data.images import open_images
+from adatape.data.loaders import PREFETCHED, DecodingLoader
+from adatape.data.sampler import Order
+from adatape.train.folder import environment
+
+SIZE, AREA, OPERATIONS, MAGNITUDE = 224, (0.05, 1.0), 2, 10
+WIDTH, HEIGHT = 500, 375
+SCALES, GRAIN = (3, 7, 17, 43, 111, 250), 18
+CLASSES = 4
+
+
+def photograph(draws: np.random.Generator) -> Image.Image:
+    """Noise of several scales, coarse ones strongest, and grain: about as many bytes as a photograph of ImageNet."""
+    scene = np.zeros((HEIGHT, WIDTH, 3))
+    for side in SCALES:
+        coarse = Image.fromarray(draws.integers(0, 256, (side, side, 3), np.uint8))
+        scene += np.asarray(coarse.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC), np.float64) / side**0.5
+    scene /= sum(side**-0.5 for side in SCALES)
+    return Image.fromarray((scene + draws.normal(0, GRAIN, (HEIGHT, WIDTH, 1))).clip(0, 255).astype(np.uint8))
+
+
+def write_folder(folder: Path, count: int) -> float:
+    """Gives the mean size in bytes."""
+    draws = np.random.default_rng(0)
+    sizes = []
+    for split, n in (("train", count), ("test", CLASSES)):
+        for i in range(n):
+            path = folder / split / str(i % CLASSES) / f"{i:05d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            photograph(draws).save(path, "JPEG", quality=90)
+            sizes.append(path.stat().st_size)
+    return statistics.mean(sizes)
+
+
+def ours(folder: Path, batch: int, workers: int) -> Iterator[Any]:
+    augment = Augment(crop="inception", area=AREA, flip=True, randaug=OPERATIONS, magnitude=MAGNITUDE)
+    data = Images("folder", str(folder), SIZE, augment)
+    images = open_images(data, "train")
+    loader = DecodingLoader(images, data, Order(len(images), batch, 0), Part(), torch.device("cpu"), workers)
+    return loader.decoded(0, 0, batch)
+
+
+def torchvisions(folder: Path, batch: int, workers: int) -> Iterator[Any]:
+    varied = v2.Compose(
+        [
+            v2.RandomResizedCrop(SIZE, AREA),
+            v2.RandomHorizontalFlip(),
+            v2.RandAugment(OPERATIONS, MAGNITUDE, interpolation=v2.InterpolationMode.BILINEAR, fill=128),
+            v2.PILToTensor(),
+        ]
+    )
+    images = ImageFolder(folder / "train", varied)
+    order = Order(len(images), batch, 0)
+    plan = (order.slots(step, 0, batch).ids.tolist() for step in itertools.count())
+    prefetched = PREFETCHED if workers else None
+    return iter(DataLoader(images, batch_sampler=plan, num_workers=workers, prefetch_factor=prefetched))
+
+
+def rate(batches: Iterator[Any], batch: int, count: int, warm_up: int, clock: Callable[[], float]) -> float:
+    """Images per second, once workers run ahead by as much as they ever do."""
+    for _ in range(warm_up):
+        next(batches)
+    began = clock()
+    for _ in itertools.islice(batches, count):
+        pass
+    return batch * count / (clock() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--images", type=int, default=400)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batches", type=int, default=12, help="timed in each round")
+    parser.add_argument("--rounds", type=int, default=5)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    clock = time.perf_counter if chosen.workers else time.process_time
+    rates: dict[str, list[float]] = {"adatape": [], "torchvision": []}
+    with tempfile.TemporaryDirectory() as name:
+        size = write_folder(Path(name), chosen.images)
+        for _ in range(chosen.rounds):
+            for who, loader in (("adatape", ours), ("torchvision", torchvisions)):
+                batches = loader(Path(name), chosen.batch, chosen.workers)
+                rates[who].append(rate(batches, chosen.batch, chosen.batches, 1 + 2 * chosen.workers, clock))
+    medians = {who: statistics.median(found) for who, found in rates.items()}
+    ratio = statistics.median(a / b for a, b in zip(*rates.values(), strict=True))
+    row = {
+        "images_per_second": medians,
+        "ratio": ratio,
+        "rounds": rates,
+        "clock": "wall" if chosen.workers else "processor",
+        "jpeg_bytes": size,
+        "settings": {name: value for name, value in vars(chosen).items() if name != "out"},
+        "environment": {
+            **environment("cpu"),
+            "torchvision": torchvision.__version__,
+            "pillow": PIL.__version__,
+        },
+    }
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    chosen.out.write_text(json.dumps(row, indent=1) + "\n")
+    print(f"{medians['adatape']:.1f} images/s, torchvision {medians['torchvision']:.1f}: {100 * ratio:.0f} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,476 @@
+"""Labelled image sets, read by number; an unreadable image is named and gives way to its successor."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import math
+import os
+import zlib
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.error import URLError
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int64, UInt8
+from PIL import Image, UnidentifiedImageError
+
+from adatape.config import Images
+from adatape.keyed import key_of, keys_of
+
+Split = Literal["train", "validation", "test"]
+Modes = Literal["convert", "refuse"]
+
+DIGITS_TEST, VALIDATION = 101, 102  # first word of a key: the two cuts share no draw
+MOST_PIXELS = 178_956_970 // 2  # what Pillow warns about; it refuses only twice as many
+WIDE_MODES = ("I", "F")  # 16-bit and float values have no agreed range to scale to 0..255
+TRIES = 100  # unreadable images in a row that are a broken set, not broken images
+EARLIEST = 100  # reads before a share of them says anything
+KEPT_NOTES = 20
+REFUSAL = "{name} has mode {mode}; modes is refuse, which takes RGB alone"
+KNOWN_CLASSES = {"cifar10": 10, "cifar100": 100, "pets": 37, "fashion": 10, "imagenet": 1000}
+
+
+class BrokenImage(ValueError):  # noqa: N818
+    """An image that cannot be read; the text is its name and the reason."""
+
+
+class RefusedMode(ValueError):  # noqa: N818
+    """An image that can be read but is not RGB, where `modes` is refuse."""
+
+
+class Decoded(NamedTuple):
+    image: Image.Image
+    converted: bool  # it was not RGB
+
+
+class Read(NamedTuple):
+    image: Image.Image
+    label: int
+    broken: tuple[str, ...]  # a note for each unreadable image that this one stands in for
+    converted: bool
+
+
+class ImageSet:
+    """A labelled set, read by number."""
+
+    channels: int = 3
+
+    def __init__(self, names: list[str], labels: Int64[np.ndarray, "n"]) -> None:
+        self.names = names
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def classes(self) -> int:
+        return len(self.names)
+
+    @property
+    def pixels(self) -> UInt8[np.ndarray, "n h w c"] | None:
+        return None
+
+    def load(self, i: int) -> Decoded:
+        raise NotImplementedError
+
+    def read(self, i: int) -> Image.Image:
+        return self.load(i).image
+
+    def file(self, i: int) -> tuple[str, bytes]:
+        """Suffix and content of a file that holds the image."""
+        content = io.BytesIO()
+        self.read(i).save(content, "PNG")
+        return "png", content.getvalue()
+
+    def part(self, rows: Int64[np.ndarray, "m"]) -> ImageSet:
+        raise NotImplementedError
+
+
+class Pixels(ImageSet):
+    """Images of one size, in memory or mapped from a file; grey where they have one channel."""
+
+    def __init__(
+        self,
+        names: list[str],
+        labels: Int64[np.ndarray, "n"],
+        stored: UInt8[np.ndarray, "all h w c"],
+        rows: Int64[np.ndarray, "n"] | None = None,
+    ) -> None:
+        super().__init__(names, labels)
+        self.stored, self.rows = stored, rows
+        self.channels = stored.shape[-1]
+
+    @cached_property
+    def pixels(self) -> UInt8[np.ndarray, "n h w c"]:
+        """All of them; copies, once, where the set is part of a larger one."""
+        return self.stored if self.rows is None else self.stored[self.rows]
+
+    def load(self, i: int) -> Decoded:
+        row = self.stored[i if self.rows is None else self.rows[i]]
+        return Decoded(Image.fromarray(row[..., 0] if self.channels == 1 else row), False)
+
+    def part(self, rows: Int64[np.ndarray, "m"]) -> Pixels:
+        return Pixels(self.names, self.labels[rows], self.stored, rows if self.rows is None else self.rows[rows])
+
+
+class Files(ImageSet):
+    """Image files, decoded when read."""
+
+    def __init__(self, names: list[str], labels: Int64[np.ndarray, "n"], paths: Iterable[str | bytes | Path]) -> None:
+        super().__init__(names, labels)
+        # One array, not a list of strings, whose reference counts would make every worker copy its pages.
+        self.paths = np.array([os.fsencode(path) for path in paths])
+
+    def path(self, i: int) -> str:
+        return os.fsdecode(self.paths[i].item())
+
+    def load(self, i: int) -> Decoded:
+        return decode(*self._content(i))
+
+    def file(self, i: int) -> tuple[str, bytes]:
+        suffix = Path(self.path(i)).suffix[1:].lower()
+        return (suffix, self._content(i)[0]) if suffix in ("jpg", "jpeg", "png", "webp") else super().file(i)
+
+    def part(self, rows: Int64[np.ndarray, "m"]) -> Files:
+        return Files(self.names, self.labels[rows], self.paths[rows].tolist())
+
+    def _content(self, i: int) -> tuple[bytes, str]:
+        try:
+            return Path(self.path(i)).read_bytes(), self.path(i)
+        except OSError as error:
+            raise BrokenImage(f"{self.path(i)}: {error.strerror}") from error
+
+
+def decode(content: bytes, name: str, modes: Modes = "convert") -> Decoded:
+    """An RGB image of a file's content; alpha is dropped."""
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            mode = _checked_mode(image, name)
+            if modes == "refuse" and mode != "RGB":
+                raise RefusedMode(REFUSAL.format(name=name, mode=mode))
+            # Pillow warns about a palette with transparency unless it passes RGBA.
+            through = image.convert("RGBA") if mode == "P" and "transparency" in image.info else image
+            return Decoded(through.convert("RGB"), mode != "RGB")
+    except (BrokenImage, RefusedMode):
+        raise
+    except Exception as error:  # decoders raise whatever a damaged file leads them to
+        raise BrokenImage(f"{name}: {_reason(error, content)}") from error
+
+
+def _checked_mode(image: Image.Image, name: str) -> str:
+    if math.prod(image.size) > MOST_PIXELS:
+        raise BrokenImage(f"{name}: {image.width} × {image.height} pixels; at most {MOST_PIXELS:,} are decoded")
+    if image.mode.split(";")[0] in WIDE_MODES:
+        raise BrokenImage(f"{name}: mode {image.mode} holds values beyond 8 bits")
+    return image.mode
+
+
+def _reason(error: Exception, content: bytes) -> str:
+    if not content:
+        return "the file is empty"
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image that Pillow knows"
+    return one_line(error)
+
+
+def one_line(error: Exception) -> str:
+    """The reason in few words, for libraries that give paragraphs."""
+    said = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
+    return " ".join(str(said).split())[:200] or type(error).__name__
+
+
+def read_or_next(images: ImageSet, i: int) -> Read:
+    """Image `i`, or the first readable one after it, with a note for each that was passed over."""
+    notes: list[str] = []
+    for row in (np.arange(i, i + min(TRIES, len(images))) % len(images)).tolist():
+        try:
+            image, converted = images.load(row)
+        except BrokenImage as error:
+            notes.append(str(error))
+        else:
+            return Read(image, int(images.labels[row]), tuple(notes), converted)
+    raise ValueError(f"{len(notes)} images in a row could not be read: first {notes[0]}")
+
+
+class Tally:
+    """Counts what workers read, and stops a run once more images are unreadable than `allowed`, a share of `total`."""
+
+    def __init__(self, total: int | None, allowed: float) -> None:
+        if not 0 <= allowed <= 1:
+            raise ValueError(f"broken is {allowed}; it must be a share from 0 to 1")
+        self.allowed, self.total = allowed, total
+        self.reads = self.converted = 0
+        self.broken: set[str] = set()
+        self.first: list[str] = []
+
+    def add(self, reads: int, broken: Iterable[str], converted: int = 0) -> None:
+        self.reads += reads
+        self.converted += converted
+        for note in broken:
+            if note not in self.broken and len(self.first) < KEPT_NOTES:
+                self.first.append(note)
+            self.broken.add(note)
+        if len(self.broken) > self._most():
+            raise ValueError(self._verdict())
+
+    @property
+    def seen(self) -> int:
+        """Images met so far; later passes meet none anew."""
+        return self.reads if self.total is None else min(self.reads, self.total)
+
+    def _most(self) -> float:
+        """The fewer images are seen, the more chance may add: three standard deviations, until the set's own limit."""
+        if self.allowed == 0:
+            return 0.0
+        expected = self.allowed * self.seen
+        so_far = expected + 3 * math.sqrt(expected) if self.reads >= EARLIEST else math.inf
+        return max(1.0, min(so_far, math.inf if self.total is None else self.allowed * self.total))
+
+    def _verdict(self) -> str:
+        count, seen = len(self.broken), max(self.seen, len(self.broken))
+        return (
+            f"{count:,} of {seen:,} images could not be read, {100 * count / seen:.1f} %; "
+            f"broken allows {100 * self.allowed:.1f} %: first {self.first[0]}"
+        )
+
+
+def open_images(config: Images, split: Split) -> ImageSet:
+    """The set that `config` names; a share to validate on is cut from train, and without one validation is test."""
+    if config.source not in SOURCES:
+        raise ValueError(f"source is {config.source!r}; sets that are read by number are {', '.join(SOURCES)}")
+    if split not in ("train", "validation", "test"):
+        raise ValueError(f"split is {split!r}; it must be train, validation or test")
+    tested = split == "test" or (split == "validation" and config.validate_on is None)
+    whole = SOURCES[config.source](config, not tested)
+    if config.classes not in (None, whole.classes):
+        raise ValueError(f"classes is {config.classes}; {config.source} has {whole.classes}")
+    images = whole if tested or config.validate_on is None else _cut(whole, config.validate_on, split)
+    if config.modes == "refuse" and isinstance(images, Files):
+        _refuse_modes(images)
+    return images
+
+
+def _cut(whole: ImageSet, share: float, split: Split) -> ImageSet:
+    count = round(share * len(whole)) if 0 < share < 1 else 0
+    if not 0 < count < len(whole):
+        raise ValueError(f"validate_on is {share} of {len(whole)} images; both parts must keep at least one")
+    held = stratified(whole.labels, count, key_of(VALIDATION))
+    return whole.part(np.flatnonzero(held == (split == "validation")))
+
+
+def stratified(labels: Int64[np.ndarray, "n"], count: int, key: int) -> Bool[np.ndarray, "n"]:
+    """Which `count` rows are drawn so that each class has its share; the largest remainders round up."""
+    sizes = np.bincount(labels)
+    exact = sizes * count / len(labels)
+    quota = np.floor(exact).astype(np.int64)
+    quota[np.argsort(quota - exact, kind="stable")[: count - quota.sum()]] += 1
+    order = np.lexsort((keys_of(key, torch.arange(len(labels))).numpy(), labels))
+    within = np.arange(len(labels)) - (np.cumsum(sizes) - sizes)[labels[order]]
+    drawn = np.zeros(len(labels), bool)
+    drawn[order] = within < quota[labels[order]]
+    return drawn
+
+
+def _refuse_modes(images: Files) -> None:
+    for i in range(len(images)):
+        try:
+            with Image.open(images.path(i)) as image:
+                mode = image.mode
+        except Exception:  # unreadable is another matter, for whoever reads it
+            continue
+        if mode != "RGB":
+            raise RefusedMode(REFUSAL.format(name=images.path(i), mode=mode))
+
+
+def library(module: str, package: str, source: str) -> Any:
+    """An import that only some sources need."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"source {source} needs the package {package}, which is not installed") from error
+
+
+def _digits(config: Images, train: bool) -> ImageSet:  # noqa: ARG001  every source has these arguments
+    digits = library("sklearn.datasets", "scikit-learn", "digits").load_digits()
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
+    labels = digits.target.astype(np.int64)
+    test = stratified(labels, 360, key_of(DIGITS_TEST))
+    return Pixels([str(digit) for digit in range(10)], labels, images).part(np.flatnonzero(test != train))
+
+
+def _named(config: Images, train: bool) -> ImageSet:
+    """A set of torchvision's, unless its folder holds arrays."""
+    path = _folder(config)
+    if (path / "train_images.npy").exists():
+        return _arrays(config, train)
+    try:
+        return TORCHVISION[config.source](config, path, train)
+    except (RuntimeError, URLError) as error:
+        raise ValueError(f"path {path} does not hold {config.source}: {one_line(error)}") from error
+
+
+def _cifar(config: Images, path: Path, train: bool) -> ImageSet:
+    datasets = library("torchvision.datasets", "torchvision", config.source)
+    kind = datasets.CIFAR10 if config.source == "cifar10" else datasets.CIFAR100
+    found = kind(path, train=train, download=config.download)
+    return Pixels(list(found.classes), np.array(found.targets, np.int64), np.ascontiguousarray(found.data))
+
+
+def _fashion(config: Images, path: Path, train: bool) -> ImageSet:
+    kind = library("torchvision.datasets", "torchvision", "fashion").FashionMNIST
+    if config.download:
+        kind(path, download=True)
+    part = "train" if train else "t10k"
+    images, labels = _idx(path, f"{part}-images-idx3-ubyte"), _idx(path, f"{part}-labels-idx1-ubyte")
+    images, labels = _checked_pair(images, labels, f"{path}: ")
+    _check_range(labels, 10, str(path))
+    return Pixels(list(kind.classes), labels, images)
+
+
+def _idx(path: Path, name: str) -> UInt8[np.ndarray, "..."]:
+    """An array in the format of MNIST: zeros, type, number of dimensions, their sizes, bytes."""
+    places = [folder / f"{name}{end}" for folder in (path, path / "FashionMNIST" / "raw") for end in ("", ".gz")]
+    found = next((place for place in places if place.exists()), None)
+    if found is None:
+        raise FileNotFoundError(f"path {path} holds neither {name}.gz nor FashionMNIST/raw; set download to fetch it")
+    try:
+        content = gzip.decompress(found.read_bytes()) if found.suffix == ".gz" else found.read_bytes()
+        shape = np.frombuffer(content, ">i4", content[3], 4)
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
+    except (ValueError, IndexError, EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{found} is no idx file: {one_line(error)}") from error
+
+
+def _pets(config: Images, path: Path, train: bool) -> ImageSet:
+    kind = library("torchvision.datasets", "torchvision", "pets").OxfordIIITPet
+    found = kind(path, split="trainval" if train else "test", download=config.download)
+    return Files(list(found.classes), np.array(found._labels, np.int64), found._images)
+
+
+def _imagenet(config: Images, path: Path, train: bool) -> ImageSet:  # noqa: ARG001
+    """torchvision's where its list of classes lies there, else plain folders named by WordNet."""
+    if not any((path / name).exists() for name in ("meta.bin", "ILSVRC2012_devkit_t12.tar.gz")):
+        return _class_folders(path, train, ("val", "test"))
+    found = library("torchvision.datasets", "torchvision", "imagenet").ImageNet(path, split="train" if train else "val")
+    return Files(
+        [names[0] for names in found.classes], np.array(found.targets, np.int64), (p for p, _ in found.samples)
+    )
+
+
+def _from_folder(config: Images, train: bool) -> ImageSet:
+    return _class_folders(_folder(config), train, ("test", "val"))
+
+
+def _class_folders(path: Path, train: bool, tests: tuple[str, str]) -> ImageSet:
+    test = next((path / name for name in tests if (path / name).is_dir()), None)
+    wanted = path / "train" if train else test
+    if not (path / "train").is_dir() or wanted is None:
+        raise FileNotFoundError(f"path {path} must hold train/CLASS/IMAGE and {' or '.join(tests)}/CLASS/IMAGE")
+    names = _class_names(path / "train")
+    if test and (odd := sorted(set(names) ^ set(_class_names(test)))):
+        raise ValueError(f"class {odd[0]} lies in only one of {path / 'train'} and {test}; {len(odd)} classes do so")
+    folder = library("torchvision.datasets.folder", "torchvision", "folder")
+    numbers = {name: i for i, name in enumerate(names)}
+    found = folder.make_dataset(wanted, numbers, folder.IMG_EXTENSIONS, allow_empty=True)
+    labels = np.array([label for _, label in found], np.int64)
+    empty = np.flatnonzero(np.bincount(labels, minlength=len(names)) == 0)
+    if len(empty):
+        raise ValueError(f"class folder {wanted / names[empty[0]]} holds no image")
+    return Files(names, labels, (name for name, _ in found))
+
+
+def _class_names(folder: Path) -> list[str]:
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    if not names:
+        raise FileNotFoundError(f"{folder} holds no class folders; images lie at {folder}/CLASS/IMAGE")
+    return names
+
+
+def _arrays(config: Images, train: bool) -> ImageSet:
+    """Arrays beside each other, mapped rather than loaded; test must fit train."""
+    path = _folder(config)
+    images, labels = _array_pair(path, "train")
+    classes = config.classes or KNOWN_CLASSES.get(config.source) or _counted(labels, path)
+    _check_range(labels, classes, f"{path}/train_labels.npy")
+    if not train or (path / "test_images.npy").exists():
+        test_images, test_labels = _array_pair(path, "test")
+        _check_range(test_labels, classes, f"{path}/test_labels.npy")
+        if test_images.shape[-1] != images.shape[-1]:
+            raise ValueError(f"{path}: train has {images.shape[-1]} channels and test {test_images.shape[-1]}")
+        images, labels = (images, labels) if train else (test_images, test_labels)
+    return Pixels([str(label) for label in range(classes)], labels, images)
+
+
+def _array_pair(path: Path, part: str) -> tuple[UInt8[np.ndarray, "n h w c"], Int64[np.ndarray, "n"]]:
+    return _checked_pair(_array(path, f"{part}_images", "r"), _array(path, f"{part}_labels"), f"{path}/{part}_")
+
+
+def _array(path: Path, name: str, mapped: Literal["r"] | None = None) -> np.ndarray:
+    try:
+        return np.load(path / f"{name}.npy", mmap_mode=mapped, allow_pickle=False)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"path {path} holds no {name}.npy") from None
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path / name}.npy is no array file: {one_line(error)}") from error
+
+
+def _checked_pair(
+    images: np.ndarray, labels: np.ndarray, where: str
+) -> tuple[UInt8[np.ndarray, "n h w c"], Int64[np.ndarray, "n"]]:
+    grey = images[..., None] if images.ndim == 3 else images
+    if images.dtype != np.uint8:
+        raise ValueError(f"{where}images has type {images.dtype}; it must be uint8")
+    if grey.ndim != 4 or grey.shape[-1] not in (1, 3) or 0 in grey.shape:
+        raise ValueError(
+            f"{where}images has shape {images.shape}; it must be N × H × W × 3, N × H × W × 1 or N × H × W"
+        )
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise ValueError(f"{where}labels has type {labels.dtype} and shape {labels.shape}; it must be N whole numbers")
+    if len(images) != len(labels):
+        raise ValueError(f"{where}images holds {len(images)} images and {where}labels {len(labels)} labels")
+    return grey, labels.astype(np.int64)
+
+
+def _counted(labels: Int64[np.ndarray, "n"], path: Path) -> int:
+    """The number of classes when nothing says it: labels must then leave no gap, as they do when they start at 1."""
+    missing = np.setdiff1d(np.arange(labels.max() + 1), labels)
+    if len(missing):
+        raise ValueError(
+            f"{path}/train_labels.npy goes up to {labels.max()} but has no label {missing[0]}; set classes"
+        )
+    return int(labels.max()) + 1
+
+
+def _check_range(labels: Int64[np.ndarray, "n"], classes: int, where: str) -> None:
+    outside = labels[(labels < 0) | (labels >= classes)]
+    if len(outside):
+        raise ValueError(f"{where} has label {outside[0]}; with {classes} classes it must be 0 to {classes - 1}")
+
+
+def _folder(config: Images) -> Path:
+    if config.path is None:
+        raise ValueError(f"path is None; source {config.source} needs a folder")
+    path = Path(config.path).expanduser()
+    if not path.is_dir() and not (config.download and config.source in TORCHVISION):
+        raise FileNotFoundError(f"path {path} is not a folder; source {config.source} needs one")
+    return path
+
+
+TORCHVISION: dict[str, Callable[[Images, Path, bool], ImageSet]] = {
+    "cifar10": _cifar,
+    "cifar100": _cifar,
+    "fashion": _fashion,
+    "pets": _pets,
+    "imagenet": _imagenet,
+}
+SOURCES: dict[str, Callable[[Images, bool], ImageSet]] = {
+    "digits": _digits,
+    "folder": _from_folder,
+    "arrays": _arrays,
+    **dict.fromkeys(TORCHVISION, _named),
+}

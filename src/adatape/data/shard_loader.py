@@ -1,0 +1,199 @@
+"""A loader for shards: streams are shared out to processes and their workers, and batches know nothing of it.
+
+Every stream fills an equal stretch of each global batch. A sample is mixed with its successor in the stream, be it of
+the next batch, so that no process needs another's samples.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from adatape.config import Images
+from adatape.data.augment import centre_one, finish, vary_one
+from adatape.data.batch import Batch, Part
+from adatape.data.images import Split, Tally, open_images
+from adatape.data.loaders import (
+    VARY,
+    Labelled,
+    assembled,
+    even_chunks,
+    labelled_images,
+    loaded,
+    mixing_of,
+    neighbours,
+    scored,
+    told,
+)
+from adatape.data.shards import count_of, known_total, open_shards
+from adatape.data.streams import ShardStream, owned_streams, streams_of, test_samples
+from adatape.keyed import key_of, keys_of
+
+CHANNELS = 3  # shards decode to RGB
+
+
+class Rows(NamedTuple):
+    """What one stream gives for a step."""
+
+    stream: int
+    pixels: Tensor  # (n, c, h, w), n - 1 of its own where a neighbour follows
+    labels: Tensor
+    position: Tensor
+    broken: list[str]
+    converted: int
+
+
+class Layout(NamedTuple):
+    """How a batch is made of streams."""
+
+    urls: list[str]
+    streams: int
+    batch: int
+    seed: int
+    repeats: int
+
+    @property
+    def slots(self) -> int:
+        """Of a stream, in every batch."""
+        return self.batch // self.streams
+
+    @property
+    def distinct(self) -> int:
+        """Images of a stream per batch; where repeats do not divide its slots, the last ones have a copy less."""
+        return -(-self.slots // self.repeats)
+
+    def position(self, stream: int, step: int) -> Tensor:
+        """The how-manieth samples of the whole run these slots hold."""
+        first = step * self.batch + stream * self.slots
+        return torch.arange(first, first + self.slots)
+
+
+class ShardLoader:
+    """Shards, read, decoded and varied by worker processes."""
+
+    channels = CHANNELS
+
+    def __init__(self, data: Images, batch: int, seed: int, part: Part, device: torch.device, workers: int) -> None:
+        if data.resident:
+            raise ValueError("resident is True; shards are read one after the other, so leave it out")
+        part.bounds(batch)
+        urls = open_shards(data, "train")
+        self.layout = Layout(urls, streams_of(urls, batch), batch, seed, data.augment.repeats)
+        self.own = owned_streams(self.layout.streams, part.rank, part.world)
+        self.data, self.device, self.workers = data, device, min(workers, len(self.own))
+        self.classes, self.samples = classes_of(data), data.samples or known_total(urls)
+        self.tally = Tally(self.samples, data.broken)
+
+    def batches(self, first: int) -> Iterator[Batch]:
+        streams = _Streams(self.layout, self.data, self.own, first, self.classes)
+        with closing(loaded(streams, self.workers, self.device)) as decoded:
+            for step in itertools.count(first):
+                given = itertools.chain.from_iterable(next(decoded) for _ in range(max(1, self.workers)))
+                rows = sorted(given, key=lambda each: each.stream)
+                for each in rows:
+                    self.tally.add(self.layout.distinct, each.broken, each.converted)
+                yield self._batch(rows, step)
+
+    def epoch(self, step: int) -> float | None:
+        """Epochs done before a step, where anything says how many samples there are."""
+        return step * self.layout.distinct * self.layout.streams / self.samples if self.samples else None
+
+    def _batch(self, rows: list[Rows], step: int) -> Batch:
+        parts = [torch.cat([getattr(each, name) for each in rows]) for name in ("pixels", "labels", "position")]
+        pixels, labels, position = (each.to(self.device, non_blocking=True) for each in parts)
+        seed = self.layout.seed
+        x = finish(pixels, keys_of(key_of(seed, VARY), position), self.data.augment)
+        mixing = mixing_of(self.data, seed, step, self.device)
+        return assembled(x, labels, position, seed, mixing, self.data, self.classes, len(rows))
+
+
+class _Streams(IterableDataset[Any]):
+    """The streams of one process, each read by one of its workers."""
+
+    def __init__(self, layout: Layout, data: Images, own: range, first: int, classes: int) -> None:
+        self.layout, self.data, self.own, self.first, self.classes = layout, data, own, first, classes
+        self.key = key_of(layout.seed, VARY)
+
+    def __iter__(self) -> Iterator[list[Rows] | Exception]:
+        info = get_worker_info()
+        mine = self.own if info is None else self.own[info.id :: info.num_workers]
+        running = [self._rows(stream) for stream in mine]
+        next_rows = told(lambda: [next(rows) for rows in running])
+        while True:
+            yield next_rows()
+
+    def _rows(self, stream: int) -> Iterator[Rows]:
+        if not neighbours(self.data.augment):
+            return self._own_rows(stream)
+        return itertools.starmap(_with_neighbour, itertools.pairwise(self._own_rows(stream)))
+
+    def _own_rows(self, stream: int) -> Iterator[Rows]:
+        layout, data = self.layout, self.data
+        source = ShardStream(
+            layout.urls, stream, layout.streams, layout.seed, modes=data.modes, classes=self.classes
+        ).samples(self.first * layout.distinct)
+        for step in itertools.count(self.first):
+            position = layout.position(stream, step)
+            keys = keys_of(self.key, position).tolist()
+            pixels, labels, converted = [torch.empty(0)] * layout.slots, [0] * layout.slots, 0
+            broken: list[str] = []
+            for number, sample in enumerate(itertools.islice(source, layout.distinct)):
+                for slot in range(number, layout.slots, layout.distinct):
+                    pixels[slot] = vary_one(sample.image, keys[slot], data.augment, data.size)
+                    labels[slot] = sample.label
+                broken.extend(sample.broken)
+                converted += sample.converted
+            yield Rows(stream, torch.stack(pixels), torch.tensor(labels), position, broken, converted)
+
+
+def _with_neighbour(rows: Rows, after: Rows) -> Rows:
+    pixels, labels, position = (torch.cat([a, b[:1]]) for a, b in zip(rows[1:4], after[1:4], strict=True))
+    return rows._replace(pixels=pixels, labels=labels, position=position)
+
+
+class _Centred(Dataset[Any]):
+    """Test samples as they are scored, by number."""
+
+    def __init__(self, urls: list[str], data: Images, classes: int) -> None:
+        self.urls, self.data, self.classes = urls, data, classes
+
+    @told
+    def __getitems__(self, numbers: range) -> tuple[Tensor, Tensor, list[str]]:
+        samples = test_samples(self.urls, self.data.modes, self.classes, numbers.start, numbers.stop)
+        pixels, labels = [], []
+        broken: list[str] = []
+        for sample in samples:
+            pixels.append(centre_one(sample.image, self.data.size))
+            labels.append(sample.label)
+            broken.extend(sample.broken)
+        return torch.stack(pixels), torch.tensor(labels), broken
+
+
+def labelled_shards(
+    urls: list[str], data: Images, batch: int, part: Part, device: torch.device, workers: int = 0
+) -> Iterator[Labelled]:
+    """One pass over a process's part of shards, unvaried."""
+    total = sum(count_of(url) for url in urls)
+    decoded = loaded(_Centred(urls, data, classes_of(data)), workers, device, even_chunks(total, batch, part))
+    yield from scored(decoded, device, Tally(total, data.broken))
+
+
+def labelled_set(
+    data: Images, split: Split, batch: int, part: Part, device: torch.device, workers: int = 0
+) -> Iterator[Labelled]:
+    """One pass over a process's part of a set of any kind, unvaried."""
+    if data.source == "shards":
+        return labelled_shards(open_shards(data, split), data, batch, part, device, workers)
+    return labelled_images(open_images(data, split), data.size, batch, part, device, workers, data.broken)
+
+
+def classes_of(data: Images) -> int:
+    if data.classes is None:
+        raise ValueError("classes is None; shards do not say how many classes they have, so set data.classes")
+    return data.classes

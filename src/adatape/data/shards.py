@@ -1,0 +1,240 @@
+"""WebDataset shards: tars of images and labels, found by a pattern, counted, written and read."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import json
+import lzma
+import os
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+import torch
+
+from adatape.config import Images
+from adatape.data.images import ImageSet, Split, library, one_line
+from adatape.keyed import key_of, keys_of
+
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
+LABEL_SUFFIXES = ("cls", "json")
+# webdataset would also run `pipe:` as a shell command, which a config.json from elsewhere should not be able to do.
+SCHEMES = ("", "file", "http", "https", "gs", "hf")
+COUNTS = "shards.json"
+HELD, WRITTEN = 203, 204  # first word of a key
+UNREADABLE = (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
+
+
+class Raw(NamedTuple):
+    name: str
+    content: bytes
+    label: int
+
+
+def open_shards(config: Images, split: Split) -> list[str]:
+    """The shards of a split; a share to validate on keeps whole shards from train.
+
+    `path` names train and test at once by {split}, or holds two patterns, `TRAIN | TEST`. Numbers are expanded as in
+    {000..123}, and * matches local files.
+    """
+    tested = split == "test" or (split == "validation" and config.validate_on is None)
+    urls = _expanded(_pattern(config, tested))
+    if tested or config.validate_on is None:
+        return urls
+    count = max(1, round(config.validate_on * len(urls)))
+    if not 0 < config.validate_on < 1 or count >= len(urls):
+        raise ValueError(f"validate_on is {config.validate_on} of {len(urls)} shards; both parts need one at least")
+    held = set(permutation(key_of(HELD), len(urls))[:count])
+    return [url for k, url in enumerate(urls) if (k in held) == (split == "validation")]
+
+
+def known_total(urls: Sequence[str]) -> int | None:
+    """Samples of all shards, where lists beside them say so."""
+    listed = [_listed(folder).get(name) for folder, name in map(_parted, urls)]
+    return None if None in listed else sum(count for count in listed if count is not None)
+
+
+def write_shards(images: ImageSet, folder: str | Path, per_shard: int, prefix: str = "train") -> list[str]:
+    """The set as shards of at most `per_shard` images, mixed because sets are often sorted by class, with counts."""
+    if per_shard < 1:
+        raise ValueError(f"per_shard is {per_shard}; it must be at least 1")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.glob(f"{prefix}-*.tar")):
+        raise FileExistsError(f"{folder} already holds shards named {prefix}")
+    order = permutation(key_of(WRITTEN), len(images))
+    parts = [order[at : at + per_shard] for at in range(0, len(order), per_shard)]
+    counts = {f"{prefix}-{k:06d}.tar": len(part) for k, part in enumerate(parts)}
+    for name, part in zip(counts, parts, strict=True):
+        _write_shard(images, part, folder / name)
+    listed = _parsed_counts((folder / COUNTS).read_bytes(), folder) if (folder / COUNTS).exists() else {}
+    (folder / COUNTS).write_text(json.dumps(listed | counts, indent=1))
+    return [str(folder / name) for name in counts]
+
+
+def _write_shard(images: ImageSet, rows: list[int], path: Path) -> None:
+    with _webdataset().TarWriter(str(path), encoder=False, mtime=0) as tar:
+        for row in rows:
+            suffix, content = images.file(row)
+            tar.write({"__key__": f"{row:08d}", suffix: content, "cls": str(images.labels[row]).encode()})
+
+
+def permutation(key: int, count: int) -> list[int]:
+    return keys_of(key, torch.arange(count)).argsort().tolist()
+
+
+@cache
+def count_of(url: str) -> int:
+    """Samples of a shard: as listed in shards.json beside it, else by the headers of the tar."""
+    folder, name = _parted(url)
+    listed = _listed(folder).get(name)
+    if listed is not None:
+        return listed
+    path = _local(url)
+    return sum(1 for _ in (_groups(url) if path is None else _grouped(_headers(url, path), url)))
+
+
+def raws_from(urls: Sequence[str], start: int, classes: int | None) -> Iterator[Raw]:
+    """One pass over the shards, less the first `start` samples."""
+    for url in urls:
+        if start and start >= (count := count_of(url)):
+            start -= count
+            continue
+        yield from raws_of(url, start, classes)
+        start = 0
+
+
+def raws_of(url: str, start: int, classes: int | None) -> Iterator[Raw]:
+    for group in itertools.islice(_groups(url), start, None):
+        yield _raw(group, url, classes)
+
+
+def _raw(group: dict[str, Any], url: str, classes: int | None) -> Raw:
+    where = f"{url}/{group['__key__']}"
+    suffix = next((suffix for suffix in IMAGE_SUFFIXES if suffix in group), None)
+    if suffix is None:
+        raise ValueError(f"sample {where} has no image; it must have one of {', '.join(IMAGE_SUFFIXES)}")
+    label = _label(group, where)
+    if label < 0 or (classes is not None and label >= classes):
+        raise ValueError(f"sample {where} has label {label}; with {classes} classes it is out of range")
+    return Raw(f"{where}.{suffix}", group[suffix], label)
+
+
+def _label(group: dict[str, Any], where: str) -> int:
+    try:
+        if "cls" in group:
+            return int(group["cls"])
+        found = json.loads(group["json"])
+        label = found["label"] if isinstance(found, dict) else found
+        if isinstance(label, int) and not isinstance(label, bool):
+            return label
+    except (KeyError, ValueError):
+        pass
+    raise ValueError(f"sample {where} has no label; it must have cls, a whole number, or json with such a label")
+
+
+def _groups(url: str) -> Iterator[dict[str, Any]]:
+    """Files of a shard, gathered by sample; an error of any kind names the shard."""
+    count = 0
+    tars = _webdataset().tariterators
+    try:
+        with _webdataset().gopen(url) as stream:
+            files = tars.tar_file_iterator(stream, select_files=_wanted)
+            for group in _grouped(files, url):
+                count += 1
+                yield group
+    except UNREADABLE as error:
+        raise OSError(f"shard {url} could not be read: {one_line(error)}") from error
+    if not count:
+        raise ValueError(f"shard {url} holds no samples")
+    folder, name = _parted(url)
+    if _listed(folder).get(name, count) != count:  # tarfile takes a tar cut between two files for a whole one
+        raise ValueError(f"shard {url} holds {count} samples; {COUNTS} says {_listed(folder)[name]}")
+
+
+def _grouped(files: Iterable[dict[str, Any]], url: str) -> Iterator[dict[str, Any]]:
+    return _webdataset().tariterators.group_by_keys({**file, "__url__": url} for file in files)
+
+
+def _headers(url: str, path: Path) -> Iterator[dict[str, Any]]:
+    """The files of a local shard without their content."""
+    try:
+        with tarfile.open(path) as tar:
+            yield from ({"fname": file.name, "data": b""} for file in tar if file.isreg() and _wanted(file.name))
+    except UNREADABLE as error:
+        raise OSError(f"shard {url} could not be read: {one_line(error)}") from error
+
+
+def _wanted(name: str) -> bool:
+    suffix = _webdataset().tariterators.base_plus_ext(name)[1]
+    return suffix is not None and suffix.lower() in IMAGE_SUFFIXES + LABEL_SUFFIXES
+
+
+@cache
+def _listed(folder: str) -> dict[str, int]:
+    """Samples per shard, where the folder says; without a list a resumed run reads what it skips."""
+    path = _local(folder + COUNTS)
+    if path is not None:
+        return _parsed_counts(path.read_bytes(), folder) if path.exists() else {}
+    try:
+        with _webdataset().gopen(folder + COUNTS) as stream:
+            content = stream.read()
+    except UNREADABLE:
+        return {}
+    return _parsed_counts(content, folder) if content else {}
+
+
+def _parsed_counts(content: bytes, folder: str | Path) -> dict[str, int]:
+    try:
+        return {str(name): int(count) for name, count in json.loads(content).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{COUNTS} in {folder} must map names of shards to counts: {one_line(error)}") from error
+
+
+def _parted(url: str) -> tuple[str, str]:
+    """Folder, with its slash, and file name."""
+    cut = url.rfind("/") + 1
+    return url[:cut], url[cut:].partition("?")[0]
+
+
+def _pattern(config: Images, tested: bool) -> str:
+    if config.path is None:
+        raise ValueError("path is None; source shards needs a path or URL such as /data/{split}-{000000..000146}.tar")
+    if "|" in config.path:
+        return config.path.split("|", 1)[tested].strip()
+    if tested and "{split}" not in config.path:
+        raise ValueError(f"path {config.path} names no test shards; write {{split}} in it, or TRAIN | TEST")
+    return config.path.replace("{split}", "test" if tested else "train")
+
+
+def _expanded(pattern: str) -> list[str]:
+    urls = [os.path.expanduser(url) for url in _webdataset().shardlists.expand_urls(pattern)]
+    for url in urls:
+        if urlparse(url).scheme not in SCHEMES:
+            raise ValueError(
+                f"path {url} has scheme {urlparse(url).scheme}; it must be a file or {', '.join(SCHEMES[1:])}"
+            )
+    urls = [found for url in urls for found in (sorted(glob.glob(url)) if "*" in url and _local(url) else [url])]
+    missing = [url for url in urls if (path := _local(url)) and not path.is_file()]
+    if missing:
+        raise FileNotFoundError(f"{len(missing)} of {len(urls)} shards do not exist; first {missing[0]}")
+    if not urls:
+        raise FileNotFoundError(f"path {pattern} matches no shards")
+    return urls
+
+
+def _local(url: str) -> Path | None:
+    parsed = urlparse(url)
+    if parsed.scheme == "":
+        return Path(url)
+    return Path(url2pathname(parsed.path)) if parsed.scheme == "file" else None
+
+
+def _webdataset() -> Any:
+    return library("webdataset", "webdataset", "shards")

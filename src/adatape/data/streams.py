@@ -1,0 +1,156 @@
+"""Streams of samples: sample m of a stream is a function of the seed alone.
+
+Shard k belongs to stream k % streams. A stream reads its own shards in endless passes, each pass in an order of its
+own, and mixes samples within windows of a shard; every stream fills an equal stretch of each batch. A run that resumes
+starts every stream at a number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from PIL import Image
+
+from adatape.data.images import TRIES, BrokenImage, Modes, decode
+from adatape.data.shards import Raw, count_of, permutation, raws_from, raws_of
+from adatape.keyed import key_of
+
+STREAMS = 16
+WINDOW = 128  # samples of a shard that are held, undecoded, and mixed
+SHARDS, WINDOWS = 201, 202  # first word of a key
+
+
+class ShardSample(NamedTuple):
+    id: int  # no other sample of any stream has it
+    image: Image.Image
+    label: int
+    broken: tuple[str, ...]  # a note for each unreadable image that this one stands in for
+    converted: bool
+
+
+def streams_of(urls: Sequence[str], batch: int = 0, most: int = STREAMS) -> int:
+    """Streams that leave none without a shard and divide the batch: a power of two, for processes to share evenly."""
+    return math.gcd(1 << (min(len(urls), most).bit_length() - 1), batch)
+
+
+def owned_streams(streams: int, rank: int = 0, ranks: int = 1) -> range:
+    """The streams of one process, which fill its stretch of a batch."""
+    if streams % ranks:
+        raise ValueError(
+            f"{ranks} processes cannot share {streams} streams evenly; streams are a power of two that divides the "
+            f"batch, at most {STREAMS} and at most one per shard"
+        )
+    own = streams // ranks
+    return range(rank * own, (rank + 1) * own)
+
+
+@dataclass(frozen=True)
+class ShardStream:
+    """The endless sequence of samples of one stream."""
+
+    urls: Sequence[str]
+    stream: int
+    streams: int
+    seed: int
+    window: int = WINDOW
+    modes: Modes = "convert"
+    classes: int | None = None
+
+    def samples(self, first: int = 0) -> Iterator[ShardSample]:
+        """Sample number `first` and all that follow; what lies before is not decoded, nor read if it is counted."""
+        ids = itertools.count(first * self.streams + self.stream, self.streams)
+        return _readable(self._raws(first), ids, self.modes)
+
+    def order(self, turn: int) -> list[str]:
+        """This stream's shards as pass `turn` reads them."""
+        own = self.urls[self.stream :: self.streams]
+        return [own[k] for k in permutation(key_of(SHARDS, self.seed, turn, self.stream), len(own))]
+
+    def _raws(self, first: int) -> Iterator[Raw]:
+        start, skip = self._place(first) if first else (0, 0)
+        for turn in itertools.count(start):
+            for url in self.order(turn):
+                if skip and skip >= (count := count_of(url)):
+                    skip -= count
+                    continue
+                yield from self._mixed(url, turn, skip)
+                skip = 0
+
+    def _place(self, first: int) -> tuple[int, int]:
+        """The pass that holds sample `first`, and the sample's number in it."""
+        passed = 0
+        for url in self.order(0):
+            passed += count_of(url)
+            if first < passed:
+                return 0, first
+        return divmod(first, passed)
+
+    def _mixed(self, url: str, turn: int, skip: int) -> Iterator[Raw]:
+        first, inside = divmod(skip, self.window)
+        raws = raws_of(url, first * self.window, self.classes)
+        shard = self.urls.index(url)
+        for block in itertools.count(first):
+            held = list(itertools.islice(raws, self.window))
+            if not held:
+                return
+            order = permutation(key_of(WINDOWS, self.seed, turn, shard, block), len(held))
+            yield from (held[i] for i in order[inside:])
+            inside = 0
+
+
+def test_samples(  # ruff takes the name for a test's
+    urls: Sequence[str],
+    modes: Modes = "convert",  # noqa: PT028
+    classes: int | None = None,  # noqa: PT028
+    start: int = 0,  # noqa: PT028
+    stop: int | None = None,  # noqa: PT028
+) -> Iterator[ShardSample]:
+    """Samples start to stop in the order of the shards; what stands in for an unreadable last one is the first."""
+    numbers = itertools.count(start) if stop is None else range(start, stop)
+    return _readable(raws_from(urls, start, classes), numbers, modes, lambda: raws_from(urls, 0, classes))
+
+
+def _readable(
+    raws: Iterator[Raw],
+    ids: Iterable[int],
+    modes: Modes,
+    beyond: Callable[[], Iterable[Raw]] = tuple,
+) -> Iterator[ShardSample]:
+    """Decoded samples; an unreadable one keeps its number and shows the first readable one that follows."""
+    ahead = deque(itertools.islice(raws, 1))
+    for number in ids:
+        if not ahead:
+            return
+        yield _first_readable(
+            number,
+            itertools.chain(_drawn(ahead, raws), itertools.chain.from_iterable(call() for call in (beyond,))),
+            modes,
+        )
+        ahead.popleft()
+        if not ahead:
+            ahead.extend(itertools.islice(raws, 1))
+
+
+def _drawn(ahead: deque[Raw], raws: Iterator[Raw]) -> Iterator[Raw]:
+    """What is already held, then what is drawn, which is held too."""
+    yield from tuple(ahead)
+    for raw in raws:
+        ahead.append(raw)
+        yield raw
+
+
+def _first_readable(number: int, raws: Iterable[Raw], modes: Modes) -> ShardSample:
+    notes: list[str] = []
+    for raw in itertools.islice(raws, TRIES):
+        try:
+            image, converted = decode(raw.content, raw.name, modes)
+        except BrokenImage as error:
+            notes.append(str(error))
+        else:
+            return ShardSample(number, image, raw.label, tuple(notes), converted)
+    raise ValueError(f"{len(notes)} images in a row could not be read: first {notes[0]}")

@@ -1,0 +1,67 @@
+"""Random numbers that belong to a key, not to a process: the same on a CPU and a GPU, in any batch, on any rank."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+# SplitMix64 (Steele, Lea & Flood 2014) in wrapping int64 arithmetic.
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+WORD = 1 << 64
+
+
+def key_of(*words: int) -> int:
+    """One key of several whole numbers, such as seed, epoch and purpose."""
+    key = 0
+    for word in words:
+        key = int(_mixed(torch.tensor(_signed(key + word * GOLDEN + GOLDEN))))
+    return key
+
+
+def keys_of(key: int, ids: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+    """A key for each id under a common key."""
+    return _mixed(ids * _signed(GOLDEN) + key)
+
+
+def uniform(keys: Int[Tensor, "n"], count: int) -> Float[Tensor, "n count"]:
+    """`count` numbers in [0, 1) for each key, multiples of 2⁻²⁴."""
+    return _uniform(keys, count)
+
+
+# Opaque to compilers: inductor (torch 2.11) takes a range times a 64-bit constant for an index of 32 bits.
+@torch.library.custom_op("adatape::uniform", mutates_args=(), schema="(Tensor keys, int count) -> Tensor")
+def _uniform(keys: Tensor, count: int) -> Tensor:
+    steps = torch.arange(1, count + 1, device=keys.device) * _signed(GOLDEN)
+    return _shifted(_mixed(keys[:, None] + steps), 40).to(torch.float32) * 2.0**-24
+
+
+@_uniform.register_fake
+def _(keys: Tensor, count: int) -> Tensor:
+    return keys.new_empty(keys.shape[0], count, dtype=torch.float32)
+
+
+def normal(keys: Int[Tensor, "n"], count: int) -> Float[Tensor, "n count"]:
+    """Standard normal numbers for each key, by Box and Muller."""
+    pairs = (count + 1) // 2
+    radius, angle = uniform(keys, 2 * pairs).chunk(2, 1)
+    radius, angle = (-2 * (1 - radius).log()).sqrt(), angle * (2 * math.pi)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :count]
+
+
+def _mixed(z: Tensor) -> Tensor:
+    z = (z ^ _shifted(z, 30)) * _signed(FIRST)
+    z = (z ^ _shifted(z, 27)) * _signed(SECOND)
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """To the right, filling with zeros; torch's own shift copies the sign."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(word: int) -> int:
+    word %= WORD
+    return word - WORD if word >= WORD // 2 else word

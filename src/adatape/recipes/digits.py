@@ -1,0 +1,35 @@
+"""Digits: scikit-learn's 1,797 grey images of 8 × 8, a real set that needs no download."""
+
+from __future__ import annotations
+
+from adatape.config import Augment, Engine, Experiment, ImageModel, Images, Optimizer
+from adatape.recipes.systems import System, image_model, ponder_weight
+
+SIZE, BATCH, TRAINING = 8, 64, 1437
+
+
+def digits(system: System = "adatape", epochs: int = 40, lr: float = 1e-3, seed: int = 0) -> Experiment:
+    """Handwritten digits, a model of width 64 and depth 4: seconds to minutes on two CPU cores.
+
+    adatape train digits
+    """
+    model = image_model(system, "tiny", 4, 2, bank_size=100, steps=4, threshold=1.0, merge=3, query_width=32)
+    steps = epochs * TRAINING // BATCH
+    return Experiment(
+        recipe="digits",
+        data=Images("digits", size=SIZE, augment=Augment(crop="pad", pad=1)),
+        model=ImageModel(model.name, {**model.options, **_narrow(system)}),
+        optimizer=Optimizer(lr=lr, warmup=steps // 10, steps=steps, batch=BATCH, weight_decay=0.05, schedule="cosine"),
+        ponder_weight=ponder_weight(system),
+        seed=seed,
+        evaluate_every=5 * TRAINING // BATCH,
+        engine=Engine(checkpoint_every=200, log_every=20),
+    )
+
+
+def _narrow(system: System) -> dict[str, int]:
+    """Width 64; systems that repeat one block, or say how often, keep their own depth."""
+    shape = {"embed_dim": 64, "num_heads": 2}
+    if system in ("ut", "ponder", "u2t"):
+        return {**shape, "steps": 4}
+    return {**shape, "depth": 4}

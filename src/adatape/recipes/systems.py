@@ -1,0 +1,65 @@
+"""The systems of the paper's image tables, at any size of image and patch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from adatape.config import ImageModel
+
+Size = Literal["tiny", "small", "base"]
+System = Literal[
+    "adatape", "adatape-learn", "plainvit", "vit", "deit", "vit3ffn", "ut", "u2t", "uvit", "avit", "ponder"
+]
+# ATR asks for short tapes with an input bank only (the paper's table); the others weigh as in their own papers.
+PONDER_WEIGHTS: dict[System, float] = {
+    "adatape": 0.01,
+    "ut": 0.01,
+    "u2t": 0.01,
+    "uvit": 0.01,
+    "avit": 5e-4,
+    "ponder": 0.01,
+}
+AVIT_PRIOR = 200.0  # the prior's 0.1 over the ponder's 5e-4
+FAMILIES: dict[System, str] = {
+    "adatape": "adatape_{size}_patch16_224",
+    "adatape-learn": "adatape_{size}_patch16_224",
+    "plainvit": "plainvit_{size}_patch16_224",
+    "vit": "vit_{size}_patch16_224",
+    "deit": "deit_{size}_patch16_224",
+    "vit3ffn": "vit3ffn_base_patch28_224",
+    "ut": "ut_tiny_patch16_224",
+    "u2t": "u2t_{size}_patch16_224",
+    "uvit": "uvit_{size}_patch16_224",
+    "avit": "avit_{size}_patch16_224",
+    "ponder": "ponder_{size}_patch16_224",
+}
+SHAPES: dict[Size, dict[str, int]] = {
+    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
+    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
+    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+}
+
+
+def image_model(
+    system: System, size: Size, patch: int, bank_patch: int, *, bank_size: int = 10_000, **tape: Any
+) -> ImageModel:
+    """A system by name; `tape` (steps, threshold, merge, …) goes to AdaTape alone."""
+    options: dict[str, Any] = {"patch_size": patch}
+    if system == "adatape":
+        options |= {"bank": "input", "bank_patch": bank_patch, **tape}
+    elif system == "adatape-learn":
+        options |= {"bank": "learn", "bank_size": bank_size, **tape}
+    elif system == "vit3ffn":
+        options |= SHAPES[size]
+    elif system == "ut":
+        options |= {**SHAPES[size], "depth": 1}
+    elif system == "avit":
+        options |= {"prior_weight": AVIT_PRIOR}
+    elif system == "deit":
+        options |= {"drop_path_rate": 0.1}
+    given = {name: value for name, value in options.items() if value is not None}
+    return ImageModel(FAMILIES[system].format(size=size), given)
+
+
+def ponder_weight(system: System) -> float:
+    return PONDER_WEIGHTS.get(system, 0.0)

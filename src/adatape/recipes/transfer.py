@@ -1,0 +1,72 @@
+"""Your own images: training from scratch, or a pretrained ViT that learns to read a tape."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from adatape.config import Augment, Engine, Experiment, ImageModel, Images, Optimizer, Source
+from adatape.recipes.systems import Size, System, image_model, ponder_weight
+
+GENTLE = Augment(crop="inception", area=(0.3, 1.0), flip=True, randaug=2, magnitude=5.0, mixup=0.2, smoothing=0.1)
+
+
+def images(
+    path: str,
+    source: Source = "folder",
+    system: System = "adatape",
+    size: Size = "small",
+    pixels: int = 224,
+    patch: int = 16,
+    bank_patch: int = 8,
+    steps: int = 20_000,
+    batch: int = 256,
+    lr: float = 1e-3,
+    weight_decay: float = 0.1,
+    seed: int = 0,
+) -> Experiment:
+    """Any system on your own images, from scratch: a folder of classes, arrays, or a set of torchvision's.
+
+    adatape train images --path my/photos --size tiny --pixels 64 --patch 8 --bank-patch 4 --steps 2000
+    """
+    return Experiment(
+        recipe="images",
+        data=Images(source, path, pixels, GENTLE),
+        model=image_model(system, size, patch, bank_patch),
+        optimizer=Optimizer(lr, steps // 20, steps, batch, weight_decay, schedule="cosine"),
+        ponder_weight=ponder_weight(system),
+        seed=seed,
+        evaluate_every=max(1, steps // 20),
+        engine=Engine(precision="bf16", checkpoint_every=max(1, steps // 20)),
+    )
+
+
+def finetune(
+    path: str,
+    source: Source = "folder",
+    backbone: str = "vit_base_patch16_224.augreg_in21k_ft_in1k",
+    weights: str = "hub",
+    bank: Literal["input", "learn"] = "input",
+    bank_patch: int = 8,
+    trains: Literal["all", "tape"] = "all",
+    pixels: int = 224,
+    steps: int = 5000,
+    batch: int = 256,
+    lr: float = 3e-5,
+    weight_decay: float = 0.05,
+    seed: int = 0,
+) -> Experiment:
+    """A pretrained ViT, wrapped so that it reads a tape, on your own images; `--trains tape` leaves the ViT as it is.
+
+    adatape train finetune --path my/photos --backbone vit_small_patch16_224.augreg_in21k
+    """
+    tape: dict[str, Any] = {"bank": bank, "patch": bank_patch}
+    return Experiment(
+        recipe="finetune",
+        data=Images(source, path, pixels, GENTLE),
+        model=ImageModel(backbone, {}, pretrained=weights, wrap=tape, trains=trains),
+        optimizer=Optimizer(lr, steps // 10, steps, batch, weight_decay, schedule="cosine"),
+        ponder_weight=0.01 if bank == "input" else 0.0,
+        seed=seed,
+        evaluate_every=max(1, steps // 20),
+        engine=Engine(precision="bf16", checkpoint_every=max(1, steps // 20)),
+    )

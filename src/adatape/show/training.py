@@ -1,0 +1,156 @@
+"""Training and scoring on the command line: progress as it goes, a table at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from adatape.config import Experiment, Images, Parity
+from adatape.data.batch import Part
+from adatape.data.images import open_images
+from adatape.data.loaders import Labelled, labelled_images, labelled_sequences
+from adatape.data.parity import held_out_set
+from adatape.measure.accuracy import Score, score
+from adatape.measure.cost import cost, total
+from adatape.show.terminal import TABLE, free_folder, pick_device, progress_bar
+from adatape.train.folder import load_config, load_run
+from adatape.train.run import Moment, Watch, plain, run
+from adatape.train.sweep import combinations
+
+
+def train_with_progress(
+    what: Any, out: Path | None, device: str, fields: tuple[str, ...] = (), resume: bool = False
+) -> dict[str, Any]:
+    """A recipe or a config.json into a new folder; a folder goes on where it stopped."""
+    going_on = isinstance(getattr(what, "folder", None), Path)
+    experiment = _experiment(what, fields)
+    folder = what.folder if going_on else out or free_folder(experiment.recipe)
+    console = Console(quiet=_rank() > 0)
+    with _progress(experiment, console) as watch:
+        result = run(
+            experiment,
+            folder,
+            pick_device(device),
+            watch,
+            resume=going_on or resume,
+            say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
+        )
+    _print_result(result, console)
+    console.print(f"run folder: {folder}", highlight=False)
+    return {**result, "out": str(folder)}
+
+
+def _experiment(what: Any, fields: tuple[str, ...]) -> Experiment:
+    if callable(what):
+        experiment: Experiment = what()
+    else:
+        experiment = load_config(what.folder / "config.json" if hasattr(what, "folder") else what.config)
+    if not fields:
+        return experiment
+    [(_, changed)] = combinations(experiment, list(fields))
+    return changed
+
+
+@contextmanager
+def _progress(experiment: Experiment, console: Console) -> Iterator[Watch]:
+    with progress_bar(disable=_rank() > 0) as bar:
+        task = bar.add_task(experiment.recipe, total=experiment.optimizer.steps, note="")
+
+        def watch(moment: Moment) -> None:
+            bar.update(task, completed=moment.step, note=_now(moment))
+            if moment.score is not None:
+                epoch = "" if moment.epoch is None else f"epoch {moment.epoch:6.1f}  "
+                where = f"step {moment.step:6d}  {epoch}"
+                line = f"{where}train loss {moment.loss:.4f}  validation {describe(moment.score)}"
+                (console if bar.disable else bar.console).print(line, highlight=False, soft_wrap=True)
+
+        yield watch
+
+
+def _now(moment: Moment) -> str:
+    tape = f"  tape {moment.length_mean:.1f} ± {moment.length_sd:.1f}" if moment.length_mean else ""
+    speed = f"{moment.samples_per_second:,.0f}/s"
+    return f"{speed}  loss {moment.loss:.3f}  accuracy {moment.accuracy:.1%}{tape}"
+
+
+def describe(result: Score) -> str:
+    tape = f", tape {result.length_mean:.1f} ± {result.length_var**0.5:.1f}" if result.length_mean else ""
+    return f"accuracy {result.accuracy:.2%}{tape}"
+
+
+def _print_result(result: dict[str, Any], console: Console) -> None:
+    table = Table("test accuracy", "tape length", "parameters", "GFLOPs", "steps", "seconds", **TABLE)
+    table.add_row(
+        f"{result['accuracy']:.2%}",
+        f"{result['length_mean']:.1f} ± {result['length_var'] ** 0.5:.1f}",
+        f"{result['parameters'] / 1e6:.3f} M",
+        f"{result['gflops_mean']:.4f}",
+        str(result["steps"]),
+        f"{result['seconds']:.0f}",
+    )
+    console.print(table)
+
+
+def print_evaluation(folder: Path, length: int | None, device: str) -> dict[str, Any]:
+    """Accuracy, sequence length and cost on the test set, as in the paper's ablation table."""
+    with warnings.catch_warnings():  # reading further than trained is what `--length` asks for
+        warnings.simplefilter("ignore", UserWarning)
+        experiment, model = load_run(folder, length)
+    place = torch.device(pick_device(device))
+    result = score(model.to(place), test_batches(experiment, length, place), costs=True)
+    whole = total(cost(model))
+    table = Table("accuracy", "loss", "sequence", "longest", "variance", "GFLOPs mean", "p50", "p95", "bound", **TABLE)
+    table.add_row(
+        f"{result.accuracy:.2%}",
+        f"{result.loss:.4f}",
+        f"{result.sequence_mean:.1f}",
+        str(result.sequence_max),
+        f"{result.length_var:.2f}",
+        *(f"{value:.4f}" for value in (result.gflops_mean, result.gflops_p50, result.gflops_p95, whole.macs / 1e9)),
+    )
+    Console().print(table)
+    trained = {"length": length or experiment.data.length} if isinstance(experiment.data, Parity) else {}
+    return {**trained, **plain(result), "parameters": whole.parameters, "gflops": whole.macs / 1e9}
+
+
+def test_batches(experiment: Experiment, length: int | None, device: torch.device) -> Iterator[Labelled]:
+    data = experiment.data
+    if isinstance(data, Images):
+        return labelled_images(open_images(data, "test"), data.size, 500, Part(), device, experiment.engine.workers)
+    return labelled_sequences(held_out_set(length or data.length, data.held_out), 400, Part(), device)
+
+
+def sweep_with_progress(what: Any, over: list[str], out: Path | None, device: str) -> dict[str, Any]:
+    """Runs every combination, one after the other, and tabulates them."""
+    experiment = _experiment(what, ())
+    grid = combinations(experiment, over)
+    out, device = out or free_folder(f"{experiment.recipe}-sweep"), pick_device(device)
+    table = Table(*grid[0][0], "test accuracy", "tape length", "GFLOPs", "steps", **TABLE)
+    rows = []
+    with progress_bar() as bar:
+        task = bar.add_task("sweep", total=len(grid), note="")
+        for n, (chosen, each) in enumerate(grid):
+            bar.update(task, note=" ".join(f"{key}={value}" for key, value in chosen.items()))
+            result = run(each, out / str(n), device, lambda _: None)
+            rows.append({**chosen, **{key: result[key] for key in ("accuracy", "length_mean", "gflops", "steps")}})
+            figures = (f"{result['accuracy']:.2%}", f"{result['length_mean']:.1f}", f"{result['gflops_mean']:.4f}")
+            table.add_row(*map(str, chosen.values()), *figures, str(result["steps"]))
+            bar.advance(task)
+    (out / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
+    console = Console()
+    console.print(table)
+    console.print(f"sweep folder: {out}", highlight=False)
+    return {"rows": rows, "out": str(out)}
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))

@@ -1,0 +1,97 @@
+"""What a trained model is worth elsewhere: few-shot accuracy on another set, and a folder that others can load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from adatape.config import ImageModel, Images, Source
+from adatape.data.batch import Part
+from adatape.data.images import ImageSet, open_images
+from adatape.data.loaders import labelled_images
+from adatape.measure.fewshot import features_of, few_shot, summary
+from adatape.models.adaptive import Adaptive
+from adatape.show.terminal import TABLE, pick_device
+from adatape.train.folder import RESULT, load_run
+from adatape.train.release import release
+
+AT_ONCE, WORKERS = 500, 2
+
+
+def data_named(text: str, size: int) -> Images:
+    """`digits`, SOURCE:PATH as in pets:data/pets, or a folder of arrays or of classes."""
+    source, _, path = text.partition(":")
+    if source in get_args(Source):
+        return Images(source, path or None, size)  # type: ignore[arg-type]
+    if not Path(text).is_dir():
+        known = ", ".join(get_args(Source))
+        raise FileNotFoundError(f"{text} is no folder; give SOURCE:PATH with a source of {known}, or a folder")
+    return Images("arrays" if (Path(text) / "train_images.npy").is_file() else "folder", text, size)
+
+
+def print_fewshot(
+    folder: Path, on: str, shots: tuple[int, ...], seeds: tuple[int, ...], l2: tuple[float, ...], device: str
+) -> dict[str, Any]:
+    """Ridge regression on a run's frozen features, over random supports."""
+    experiment, model = load_run(folder)
+    if not isinstance(experiment.data, Images):
+        raise ValueError(f"{folder} is a run on {type(experiment.data).__name__}; few-shot needs one on images")
+    data, place = data_named(on, experiment.data.size), torch.device(pick_device(device))
+    model = model.to(place)
+    sets = [open_images(data, split) for split in ("train", "test")]
+    (train, train_labels), (test, test_labels) = (
+        features_of(model, _fitting(model, each, data.size, place), place) for each in sets
+    )
+    rows = few_shot(train, train_labels, test, test_labels, shots, l2, seeds, classes=sets[0].classes)
+    found = summary(rows)
+    table = Table("shots", "l2", "accuracy", "seeds", title=f"{folder.name} on {on}", **TABLE)
+    for row in found:
+        spread = "" if row.sd is None else f" ± {100 * row.sd:.2f}"
+        table.add_row(str(row.shots), f"{row.l2:g}", f"{100 * row.mean:.2f}{spread} %", str(row.seeds))
+    Console().print(table)
+    return {"on": on, "rows": [row._asdict() for row in rows], "summary": [row._asdict() for row in found]}
+
+
+def _fitting(model: Adaptive, images: ImageSet, size: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Grey images for a colour model are shown in all channels."""
+    channels = model.vit.in_chans
+    if images.channels not in (1, channels):
+        raise ValueError(f"the images have {images.channels} channels; the model takes {channels}")
+    for x, label in labelled_images(images, size, AT_ONCE, Part(), device, WORKERS):
+        yield x.expand(-1, channels, -1, -1), label
+
+
+def print_release(folder: Path, to: Path) -> dict[str, Any]:
+    """A finished run's weights in timm's hub format."""
+    experiment, model = load_run(folder)
+    data, settings = experiment.data, experiment.model
+    if not isinstance(data, Images) or not isinstance(settings, ImageModel):
+        raise ValueError(f"{folder} is a run on {type(data).__name__}; timm's format is for models of images")
+    if settings.wrap is not None:
+        raise ValueError(f"{folder} holds a wrapped ViT; timm's format cannot rebuild a wrapper yet")
+    test = open_images(data, "test")
+    shape = {"img_size": data.size, "in_chans": test.channels, "num_classes": test.classes}
+    result = json.loads((folder / RESULT).read_text())
+    command = json.loads((folder / "env.json").read_text())["command"]
+    grey = test.channels
+    release(
+        model,
+        settings.name,
+        {**shape, **settings.options},
+        to,
+        result=result,
+        command=command,
+        classes=test.names,
+        input_size=(grey, data.size, data.size),
+        mean=(0.5,) * grey,
+        std=(0.5,) * grey,
+    )
+    Console().print(f'released to {to}; load it with timm.create_model("local-dir:{to}", pretrained=True)')
+    return {"out": str(to), "accuracy": result["accuracy"]}

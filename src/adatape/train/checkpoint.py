@@ -1,0 +1,429 @@
+"""Checkpoints that are whole or absent, whose every byte is checked, and whose loading executes no code."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+import pickle
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+T = TypeVar("T")
+MANIFEST = "manifest.json"
+NAMED = 3  # keys that a message names before it only counts
+DCP = "torch.distributed.checkpoint"
+METADATA_PARTS = {
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),  # looks a name up among torch's layouts
+    (f"{DCP}.filesystem", "_StorageInfo"),
+    *((f"{DCP}.metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")),
+    *((f"{DCP}.metadata", name) for name in ("ChunkStorageMetadata", "TensorProperties", "TensorStorageMetadata")),
+}
+
+
+class DamagedCheckpoint(ValueError):  # noqa: N818  it names a state, as FileNotFound would
+    """A checkpoint that is not what was written."""
+
+
+def save(folder: Path, step: int, state: dict[str, Any], facts: dict[str, Any]) -> Path:
+    """Writes `folder/step-…`, which appears at once and whole; every process of a group must call it."""
+    target = Path(folder) / f"step-{step:08d}"
+    partial = target.with_name(f".{target.name}.partial")
+    tensors = _tensors(state)
+    try:
+        if _on_first(lambda: _begin(target, partial, facts)):
+            _write(partial, tensors)
+            _on_first(lambda: _seal(partial, target, step, facts))
+    except BaseException as error:
+        if _is_first():
+            shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+            raise OSError(error.errno or errno.EIO, f"{target} could not be written: {reason}") from error
+        raise
+    return target
+
+
+def load(path: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """Fills `state` in place and returns the facts and the step; the processes may be more or fewer than wrote it.
+
+    Every process of a group must call it. What does not fit is refused before anything is loaded.
+    """
+    path = Path(path)
+    manifest = _on_first(lambda: verify(path))
+    tensors = _tensors(state)
+    reader = _Reader(path, manifest["files"])
+    _check_fit(path, reader.read_metadata().state_dict_metadata, tensors)
+    with _plain_errors():
+        dcp.load(tensors, storage_reader=reader, planner=_LoadPlanner(flatten_state_dict=False), no_dist=not _grouped())
+    _put_back(state, tensors)
+    return {**manifest["facts"], "step": manifest["step"]}
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The complete ones, oldest first."""
+    return [path for path in _step_folders(Path(folder)) if (path / MANIFEST).is_file()]
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """Reads every byte; gives the manifest, or raises DamagedCheckpoint naming the file and what is wrong."""
+    manifest = _checked_sizes(Path(path))
+    for name, record in manifest["files"].items():
+        digest = _digest(Path(path) / name)
+        if digest != record["sha256"]:
+            raise DamagedCheckpoint(
+                f"{path}/{name} has SHA-256 {digest[:12]}…; the manifest says {record['sha256'][:12]}…"
+            )
+    return manifest
+
+
+def newest_good(folder: Path, on_skip: Callable[[Path, str], None]) -> Path | None:
+    """The newest that verifies; each newer one goes to `on_skip` with the reason, on the first process.
+
+    Every process of a group must call it, and gets the first one's answer.
+    """
+
+    def look() -> Path | None:
+        for path in reversed(_step_folders(Path(folder))):
+            try:
+                verify(path)
+            except (ValueError, OSError) as error:
+                on_skip(path, str(error))
+            else:
+                return path
+        return None
+
+    return _on_first(look)
+
+
+def best(folder: Path, by: str = "accuracy") -> Path | None:
+    """The one whose fact `by` is highest, the newest of equals."""
+    return _best(_plausible(Path(folder)), by)
+
+
+def prune(folder: Path, keep: int = 2, best_by: str | None = "accuracy", upto: int | None = None) -> None:
+    """Keeps the newest `keep` and the best; the first process removes the rest and what interrupted saves left.
+
+    None beyond the step `upto` is kept: a run that went back before them found them damaged.
+    """
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; it must be at least 1")
+    if not _is_first():
+        return
+    folder = Path(folder)
+    # A truncated one must not push out a good one; reading every byte at each save would cost too much.
+    found = [path for path in _plausible(folder) if upto is None or _step(path) <= upto]
+    kept = {*found[-keep:], *([_best(found, best_by)] if best_by else [])}
+    for path in _step_folders(folder) if found else []:
+        if path not in kept:
+            _discard(path)
+    for path in folder.glob(".step-*"):
+        if path.suffix in (".partial", ".removed"):
+            shutil.rmtree(path)
+
+
+def _begin(target: Path, partial: Path, facts: dict[str, Any]) -> bool:
+    """Makes room; False where a good checkpoint of this step exists."""
+    try:
+        json.dumps(facts)
+    except TypeError as error:
+        raise ValueError(f"facts are {facts}; a manifest holds JSON: {error}") from error
+    if target.exists():
+        try:
+            verify(target)
+        except DamagedCheckpoint:
+            pass  # _seal replaces it
+        else:
+            return False
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    return True
+
+
+def _write(partial: Path, tensors: dict[str, Tensor]) -> None:
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    with _plain_errors():
+        dcp.save(tensors, storage_writer=_Writer(partial), planner=planner, no_dist=not _grouped())
+
+
+def _seal(partial: Path, target: Path, step: int, facts: dict[str, Any]) -> None:
+    names = sorted(entry.name for entry in os.scandir(partial))
+    files = {name: {"bytes": (partial / name).stat().st_size, "sha256": _digest(partial / name)} for name in names}
+    (partial / MANIFEST).write_text(_rendered({"step": step, "facts": facts, "files": files}))
+    for path in (*(partial / name for name in (*names, MANIFEST)), partial):
+        _sync(path)
+    if target.exists():
+        _discard(target)
+    partial.rename(target)
+    _sync(target.parent)
+
+
+def _discard(path: Path) -> None:
+    """Hides, then deletes, so that no moment shows half a checkpoint."""
+    hidden = path.with_name(f".{path.name}.removed")
+    if hidden.exists():
+        shutil.rmtree(hidden)
+    path.rename(hidden)
+    _sync(path.parent)
+    shutil.rmtree(hidden)
+
+
+def _rendered(manifest: dict[str, Any]) -> str:
+    """The manifest with its own SHA-256, so that a flipped bit in a fact shows too."""
+    body = {name: value for name, value in manifest.items() if name != "sha256"}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**body, "sha256": digest}, indent=1, sort_keys=True)
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST
+    if not file.is_file():
+        raise DamagedCheckpoint(f"{file} is missing")
+    try:
+        text = file.read_bytes().decode()
+        manifest = json.loads(text)
+        intact = text == _rendered(manifest)
+        _ = [manifest["step"] + 0, {**manifest["facts"]}]
+        _ = [(record["bytes"] + 0, record["sha256"] + "") for record in manifest["files"].values()]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{file} is not a readable manifest: {error!r}") from error
+    if not intact:
+        raise DamagedCheckpoint(f"{file} does not match its own SHA-256")
+    return manifest
+
+
+def _checked_sizes(path: Path) -> dict[str, Any]:
+    manifest = _manifest(path)
+    found = {entry.name: entry for entry in os.scandir(path) if entry.name != MANIFEST}
+    for name, record in manifest["files"].items():
+        if name not in found:
+            raise DamagedCheckpoint(f"{path}/{name} is missing")
+        size = found[name].stat().st_size
+        if size != record["bytes"]:
+            raise DamagedCheckpoint(f"{path}/{name} has {size} bytes; the manifest says {record['bytes']}")
+    for name, entry in found.items():
+        if name not in manifest["files"] or not entry.is_file(follow_symlinks=False):
+            raise DamagedCheckpoint(f"{path}/{name} is extra; the manifest has no such file")
+    return manifest
+
+
+def _plausible(folder: Path) -> list[Path]:
+    return [path for path in checkpoints(folder) if _has_its_sizes(path)]
+
+
+def _has_its_sizes(path: Path) -> bool:
+    try:
+        _checked_sizes(path)
+    except DamagedCheckpoint:
+        return False
+    return True
+
+
+def _best(paths: list[Path], by: str) -> Path | None:
+    values = [(_manifest(path)["facts"].get(by), path) for path in paths]
+    scored = [(value, path) for value, path in values if isinstance(value, int | float) and not math.isnan(value)]
+    return max(scored, key=lambda pair: (pair[0], _step(pair[1])))[1] if scored else None
+
+
+def _step_folders(folder: Path) -> list[Path]:
+    found = folder.iterdir() if folder.is_dir() else []
+    return sorted((path for path in found if re.fullmatch(r"step-\d{8,}", path.name) and path.is_dir()), key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _leaves(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """Each name with the dict and key that hold its value."""
+    for key, value in state.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif isinstance(value, Tensor | bool | int | float):
+            yield f"{prefix}{key}", state, key
+        else:
+            raise ValueError(f"{prefix}{key} is a {type(value).__name__}; a checkpoint holds tensors and numbers")
+
+
+def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
+    """The state by flat names, numbers as tensors of no dimension: DCP would pickle them."""
+    tensors: dict[str, Tensor] = {}
+    for name, holder, key in _leaves(state):
+        if name in tensors:
+            raise ValueError(f"{name} occurs twice in the state once its names are joined by dots")
+        value = holder[key]
+        tensors[name] = value if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype_of(value))
+    return tensors
+
+
+def _dtype_of(number: float) -> torch.dtype:
+    return {bool: torch.bool, int: torch.int64}.get(type(number), torch.float64)
+
+
+def _put_back(state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    for name, holder, key in list(_leaves(state)):
+        if not isinstance(holder[key], Tensor):
+            holder[key] = tensors[name].item()
+
+
+def _check_fit(path: Path, saved: dict[str, Any], wanted: dict[str, Tensor]) -> None:
+    both = [(name, saved[name], tensor) for name, tensor in wanted.items() if name in saved]
+    wrong = [
+        *(
+            f"checkpoint has {name} of shape {tuple(there.size)}; the model wants {tuple(here.shape)}"
+            for name, there, here in both
+            if there.size != here.shape
+        ),
+        *(
+            f"checkpoint has {name} of {there.properties.dtype}; the model wants {here.dtype}"
+            for name, there, here in both
+            if there.properties.dtype != here.dtype
+        ),
+        *(f"checkpoint lacks {name}" for name in wanted if name not in saved),
+        *(f"checkpoint has {name}, which the model lacks" for name in saved if name not in wanted),
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+        raise ValueError(f"{path} does not fit: {'; '.join(wrong[:NAMED])}{more}")
+
+
+class _Writer(dcp.FileSystemWriter):
+    """DCP's, whose failures say what the disk said and whose metadata keeps no path of this machine."""
+
+    def write_data(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().write_data(*args, **options)
+        except RuntimeError as error:
+            # torch.save's own complaint hides the disk's, which another process would then never see.
+            reason = error.__context__
+            raise reason if isinstance(reason, OSError) else error from None
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta()
+
+
+class _Reader(dcp.FileSystemReader):
+    """DCP's, without its free hand in unpickling."""
+
+    def __init__(self, path: Path, files: dict[str, Any]) -> None:
+        super().__init__(path)
+        self.files = files
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        file = Path(self.path) / ".metadata"
+        try:
+            metadata = _MetadataUnpickler(io.BytesIO(file.read_bytes())).load()
+            tensors, places = metadata.state_dict_metadata.values(), metadata.storage_data.values()
+            sound = all(type(part) is TensorStorageMetadata for part in tensors)
+            strange = {place.relative_path for place in places} - set(self.files)
+        except Exception as error:  # a hostile pickle may raise anything
+            raise DamagedCheckpoint(f"{file} is not the metadata of a checkpoint: {error}") from error
+        if not sound or strange:
+            raise DamagedCheckpoint(f"{file} refers to {sorted(strange) or 'pickles'}; only listed tensors are read")
+        metadata.storage_meta = StorageMeta()
+        return metadata
+
+    def read_data(self, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> torch.futures.Future[None]:
+        """One file at a time, so that an error can name it; torch.load runs with weights_only there."""
+        place = {item: self.storage_data[item.storage_index].relative_path for item in plan.items}
+        for name in sorted(set(place.values())):
+            items = [item for item in plan.items if place[item] == name]
+            try:
+                super().read_data(dataclasses.replace(plan, items=items), planner)
+            except Exception as error:
+                reason = str(error).partition("\n")[0]
+                raise DamagedCheckpoint(f"{self.path}/{name} cannot be read as tensors: {reason}") from error
+        return super().read_data(dataclasses.replace(plan, items=[]), planner)
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    def load_bytes(self, read_item: dcp.planner.ReadItem, value: io.BytesIO) -> None:  # noqa: ARG002
+        raise DamagedCheckpoint(f"{read_item.dest_index.fqn} is a pickle; only tensors are read")
+
+
+class _MetadataUnpickler(pickle._Unpickler):
+    """Knows the parts of DCP's metadata and nothing else; Python's own, since C's cannot be told about BUILD."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in METADATA_PARTS or (
+            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        ):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+
+    def load_build(self) -> None:
+        if callable(self.stack[-2]):  # type: ignore[attr-defined]
+            raise pickle.UnpicklingError("it would change a class")
+        super().load_build()  # type: ignore[misc]
+
+    dispatch[pickle.BUILD[0]] = load_build
+
+
+def _grouped() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _is_first() -> bool:
+    return not _grouped() or dist.get_rank() == 0
+
+
+def _on_first(work: Callable[[], T]) -> T:
+    """What the first process made of it, or its error, on every process."""
+    if not _grouped():
+        return work()
+    outcome: list[Any] = [None, None]
+    if _is_first():
+        try:
+            outcome[0] = work()
+        except Exception as error:
+            outcome[1] = error
+    dist.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """DCP's exception is no Exception and prints every rank's traceback: gives the cause instead."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        try:
+            yield
+        except dcp.CheckpointException as error:
+            causes = [cause for cause, _ in error.failures.values()]
+            telling = [cause for cause in causes if isinstance(cause, OSError | DamagedCheckpoint)]
+            raise (telling or causes)[0] from error

@@ -1,0 +1,87 @@
+"""AdamW whose rate is a function of the step, which skips a step that is not finite, and averages weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from timm.optim import param_groups_weight_decay
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from adatape.config import Optimizer
+
+
+def rate_at(settings: Optimizer, step: int) -> float:
+    """Linear warm-up, then constant, or a cosine or a line down to the floor at the last step."""
+    if step < settings.warmup:
+        return settings.lr * (step + 1) / settings.warmup
+    if settings.schedule == "constant":
+        return settings.lr
+    done = min(1.0, (step - settings.warmup) / max(1, settings.steps - settings.warmup))
+    share = 0.5 * (1 + math.cos(math.pi * done)) if settings.schedule == "cosine" else 1 - done
+    return settings.floor + (settings.lr - settings.floor) * share
+
+
+class Stepper:
+    """AdamW over a model's trainable parameters; its state lies under their names, so any process count reads it.
+
+    The whole step stays on the device: a CUDA graph can capture it, and a bad gradient is skipped without a look.
+    """
+
+    def __init__(self, model: nn.Module, settings: Optimizer) -> None:
+        self.settings = settings
+        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        device = next(iter(self.named.values())).device
+        # A tensor rate can change between replays of a captured step.
+        self.rate = torch.tensor(settings.lr, device=device)
+        self.skipped = torch.zeros((), device=device)
+        self.adamw = torch.optim.AdamW(
+            _groups(model, settings), lr=self.rate, betas=settings.betas, fused=True, capturable=device.type == "cuda"
+        )
+        for p in self.named.values():  # made now and not at the first step, so that a checkpoint finds its place
+            self.adamw.state[p] = {
+                "step": torch.zeros((), device=device),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
+            }
+        self.average = {name: p.detach().clone() for name, p in self.named.items()} if settings.ema else {}
+
+    def set_rate(self, step: int) -> None:
+        self.rate.fill_(rate_at(self.settings, step))
+
+    def step(self, loss: Tensor) -> Tensor:
+        """Clips, updates and averages; gives the gradient's norm. Nothing moves unless that and the loss are finite."""
+        limit = self.settings.clip or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.named.values(), limit)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        bad = (~(norm.isfinite() & loss.isfinite())).float()
+        self.adamw.found_inf = bad  # type: ignore[attr-defined]  # what a GradScaler sets to skip a fused step
+        self.adamw.step()
+        self.skipped.add_(1).mul_(bad)
+        self._average(1 - bad)
+        return norm
+
+    def _average(self, good: Tensor) -> None:
+        if not self.average or self.settings.ema is None:
+            return
+        weight = (1 - self.settings.ema) * good
+        mine, theirs = list(self.average.values()), [p.detach() for p in self.named.values()]
+        torch._foreach_add_(mine, torch._foreach_mul(torch._foreach_sub(theirs, mine), weight))
+
+    def zero_grad(self) -> None:
+        self.adamw.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Tensors under `parameter.kind`, to be saved or loaded in place."""
+        moments = {f"{name}.{kind}": v for name, p in self.named.items() for kind, v in self.adamw.state[p].items()}
+        return {"optimizer": moments, "average": dict(self.average)}
+
+
+def _groups(model: nn.Module, settings: Optimizer) -> list[dict[str, object]]:
+    if settings.decay == "all":
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        return [{"params": trainable, "weight_decay": settings.weight_decay}]
+    spared: Any = getattr(model, "no_weight_decay", set)
+    return param_groups_weight_decay(model, settings.weight_decay, no_weight_decay_list=spared())

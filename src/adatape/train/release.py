@@ -1,0 +1,168 @@
+"""Weights for others: safetensors, timm's hub configuration and a model card in one folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from timm.models._hub import save_config_for_hf
+from torch import Tensor, nn
+
+import adatape.models  # noqa: F401  registers the names
+
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+NAMED = 3  # tensors that a message names before it only counts
+FAMILIES = {
+    "adatape": "AdaTape (Xue et al., ICML 2023): a ViT that reads a tape of extra tokens, as many as an image asks for",
+    "ut": "a Universal Transformer on images: one block, repeated until adaptive computation time (ACT) halts it",
+    "u2t": "U2T: a Universal Transformer without sharing, whose blocks run until adaptive computation time halts them",
+    "uvit": "UViT: a shallow universal stage, one shared block halted by ACT, and a ViT of full depth",
+    "avit": "A-ViT (Yin et al., CVPR 2022): a ViT whose tokens halt one by one",
+    "ponder": "PonderNet (Banino et al., 2021) on images: one block, each of whose steps answers, and a learned halt",
+    "plainvit": "PlainViT (Beyer et al., 2022): a ViT without a class token, its positions sines and cosines",
+    "vit3ffn": "ViT-3FFN: a ViT with a feed-forward each for the class token and either half of the patches",
+}
+TEMPLATE = """---
+license: {licence}
+library_name: timm
+pipeline_tag: image-classification
+tags: [adatape, timm, image-classification]
+---
+# {name}
+
+This is {what}.
+It has {parameters:,} parameters, {classes} classes, and takes images of {size} pixels.
+
+| figure | value |
+|---|---|
+{figures}
+
+## Load
+```python
+import timm
+import adatape.models  # registers the name with timm
+
+model = timm.create_model("local-dir:{folder}", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+```
+Loading reads `{weights}` and `{config}`; neither can execute code.
+
+## Train it again
+```
+{command}
+```
+
+Licence: {licence}.
+"""
+
+
+def release(
+    model: nn.Module,
+    name: str,
+    options: dict[str, Any],
+    folder: Path,
+    *,
+    result: dict[str, Any],
+    command: str,
+    classes: list[str] | None = None,
+    input_size: tuple[int, int, int] | None = None,
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5),
+    std: tuple[float, ...] = (0.5, 0.5, 0.5),
+    interpolation: str = "bilinear",
+    licence: str = "apache-2.0",
+) -> Path:
+    """Fills an empty folder from which `timm.create_model("local-dir:…", pretrained=True)` builds the same model."""
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} exists and is not empty; choose another or remove it")
+    weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    skeleton = _rebuilt(name, options, weights)
+    if classes is not None and len(classes) != skeleton.num_classes:
+        raise ValueError(f"classes has {len(classes)} names; the model has {skeleton.num_classes} classes")
+    size = input_size or _input_size(skeleton, options)
+    seen = {"input_size": size, "mean": mean, "std": std, "interpolation": interpolation, "license": licence}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    labels = {"label_names": classes} if classes else {}
+    config = {**labels, "architecture": name, "pretrained_cfg": _pretrained_cfg(skeleton, size, seen)}
+    save_config_for_hf(skeleton, folder / CONFIG, model_config=config, model_args=dict(options))
+    (folder / CARD).write_text(_card(skeleton, name, folder, result, command, size, licence))
+    return folder
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors by name from a safetensors file; anything else is refused, and a pickle is never opened."""
+    path = Path(path)
+    with path.open("rb") as file:
+        start = file.read(2)
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, MemoryError, OverflowError) as error:
+        if start[:1] == b"\x80" or start == b"PK" or path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl"):
+            raise ValueError(
+                f"{path} looks like a pickle, which could execute code; where you trust it, convert it once: "
+                f"safetensors.torch.save_file(torch.load('{path.name}', weights_only=True), 'model.safetensors')"
+            ) from error
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def _rebuilt(name: str, options: dict[str, Any], weights: dict[str, Tensor]) -> Any:
+    """The model that name and options give, without memory; an error where the weights would not fit it."""
+    try:
+        options = json.loads(json.dumps(options))
+    except TypeError as error:
+        raise ValueError(f"options are {options}; config.json holds JSON: {error}") from error
+    with torch.device("meta"):
+        skeleton = timm.create_model(name, **options)
+    here = {key: tuple(value.shape) for key, value in weights.items()}
+    there = {key: tuple(value.shape) for key, value in skeleton.state_dict().items()}
+    wrong = [
+        f"{key} is {here.get(key, 'missing')}, not {there.get(key, 'there')}"
+        for key in {**here, **there}
+        if here.get(key) != there.get(key)
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+        raise ValueError(f"{name} with these options is another model: {'; '.join(wrong[:NAMED])}{more}")
+    return skeleton
+
+
+def _input_size(skeleton: Any, options: dict[str, Any]) -> tuple[int, ...]:
+    embed: Any = getattr(skeleton, "vit", skeleton).patch_embed
+    return (options.get("in_chans", 3), *embed.img_size)
+
+
+def _pretrained_cfg(skeleton: Any, size: tuple[int, ...], seen: dict[str, Any]) -> dict[str, Any]:
+    sources = ("url", "file", "hf_hub_id", "hf_hub_filename", "source", "architecture")
+    kept = {key: value for key, value in skeleton.pretrained_cfg.items() if key not in sources and value is not None}
+    # timm would fold a first convolution of other than 3 channels as if it had 3, and drop it when it cannot.
+    first = {} if size[0] == 3 else {"first_conv": None}
+    return {**kept, **seen, **first, "num_classes": skeleton.num_classes}
+
+
+def _card(
+    skeleton: Any, name: str, folder: Path, result: dict[str, Any], command: str, size: tuple, licence: str
+) -> str:
+    return TEMPLATE.format(
+        licence=licence,
+        name=name,
+        what=FAMILIES.get(name.split("_")[0], "a Vision Transformer"),
+        parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
+        classes=skeleton.num_classes,
+        size=" × ".join(map(str, size)),
+        figures="\n".join(f"| {_cell(key)} | {_cell(value)} |" for key, value in result.items()),
+        folder=folder.name,
+        weights=WEIGHTS,
+        config=CONFIG,
+        command=command,
+    )
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text.replace("|", r"\|").replace("\n", " ")

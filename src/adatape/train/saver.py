@@ -1,0 +1,54 @@
+"""Checkpoints written beside the training: a GPU goes on while a thread writes what was copied from it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adatape.train.checkpoint import prune, save
+from adatape.train.distributed import first_does
+
+State = dict[str, dict[str, Tensor]]
+
+
+class Saver:
+    """Saves and prunes. `beside` is for one process on a GPU: several would have to agree while they also train."""
+
+    def __init__(self, folder: Path, beside: bool) -> None:
+        self.folder, self.beside = folder, beside
+        self.thread = ThreadPoolExecutor(1)
+        self.work: Future[None] | None = None
+        self.copied: State = {}
+
+    def save(self, step: int, state: State, facts: dict[str, Any]) -> None:
+        """Returns once the state may change again; what went wrong with the last save is raised here."""
+        self.wait()
+        if not self.beside:
+            self._write(step, state, facts)
+            return
+        self._copy(state)
+        self.work = self.thread.submit(self._write, step, self.copied, facts)
+
+    def wait(self) -> None:
+        """Until the last save is on the disk."""
+        if self.work is not None:
+            work, self.work = self.work, None
+            work.result()
+
+    def _write(self, step: int, state: State, facts: dict[str, Any]) -> None:
+        save(self.folder, step, state, facts)
+        first_does(lambda: prune(self.folder, upto=step))
+
+    def _copy(self, state: State) -> None:
+        """Into pinned memory, which is kept: to ask for it takes longer than to fill it."""
+        for group, tensors in state.items():
+            mine = self.copied.setdefault(group, {})
+            for name, value in tensors.items():
+                if name not in mine:
+                    mine[name] = torch.empty_like(value, device="cpu", pin_memory=True)
+                mine[name].copy_(value.detach(), non_blocking=True)
+        torch.cuda.synchronize()

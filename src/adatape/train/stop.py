@@ -1,0 +1,42 @@
+"""Asked to stop: SIGTERM or Ctrl-C ends a run at the next step, with a checkpoint; a second Ctrl-C ends it at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+CODES = {signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGINT: 128 + signal.SIGINT}
+
+
+class Stopped(Exception):  # noqa: N818  not an error: the run can go on later
+    """A run that was asked to stop and has saved where it is."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Stop:
+    """Within, notes the signals instead of dying of them."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        self.before: dict[int, object] = {}
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is threading.main_thread():
+            for each in CODES:
+                self.before[each] = signal.signal(each, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self.code is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.code = CODES[signal.Signals(number)]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for each, handler in self.before.items():
+            signal.signal(each, handler)  # type: ignore[arg-type]

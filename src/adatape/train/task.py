@@ -1,0 +1,165 @@
+"""A task: what is learnt from, what is scored, and the model for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import timm
+import torch
+from torch import nn
+
+import adatape.models  # noqa: F401  registers the models
+from adatape.config import Experiment, ImageModel, Images, Parity, SequenceModel
+from adatape.data.batch import Batch, Part
+from adatape.data.images import ImageSet, Tally, open_images
+from adatape.data.loaders import (
+    DecodingLoader,
+    Labelled,
+    ParityLoader,
+    ResidentLoader,
+    labelled_images,
+    labelled_sequences,
+)
+from adatape.data.parity import held_out_set, validation_set
+from adatape.data.sampler import Order
+from adatape.data.shard_loader import CHANNELS, ShardLoader, classes_of, labelled_shards
+from adatape.data.shards import open_shards
+from adatape.models.adaptive import Adaptive
+from adatape.models.adatape import wrap
+from adatape.models.init import init_as_flax
+from adatape.models.plain import Plain
+from adatape.models.sequence import build_sequence_model
+from adatape.train.release import read_weights
+
+SCORED_AT_ONCE = 500
+
+
+class Task(NamedTuple):
+    """Everything that a trainer needs to know of its data; each is called for one process's part."""
+
+    build: Callable[[], Adaptive]
+    batches: Callable[[int], Iterator[Batch]]  # from a step on
+    validation: Callable[[], Iterator[Labelled]]
+    test: Callable[[], Iterator[Labelled]]
+    epoch: Callable[[int], float | None]  # epochs done before a step
+    tally: Tally | None = None  # of images that could not be read
+
+
+def task_of(experiment: Experiment, part: Part, device: torch.device) -> Task:
+    if isinstance(experiment.data, Parity) and isinstance(experiment.model, SequenceModel):
+        return _parity(experiment, experiment.data, experiment.model, part, device)
+    if isinstance(experiment.data, Images) and isinstance(experiment.model, ImageModel):
+        if experiment.data.source == "shards":
+            return _shards(experiment, experiment.data, experiment.model, part, device)
+        return _images(experiment, experiment.data, experiment.model, part, device)
+    raise _mismatch(experiment)
+
+
+def _mismatch(experiment: Experiment) -> ValueError:
+    data, model = type(experiment.data).__name__, type(experiment.model).__name__
+    return ValueError(f"data is {data} and model {model}; Parity goes with SequenceModel, Images with ImageModel")
+
+
+def build_for(experiment: Experiment) -> Adaptive:
+    """The model alone, untrained, for weights to be loaded into."""
+    data, model = experiment.data, experiment.model
+    if isinstance(data, Parity) and isinstance(model, SequenceModel):
+        return build_sequence_model(model, data.length)
+    if isinstance(data, Images) and isinstance(model, ImageModel):
+        if data.source == "shards":
+            return build_image_model(model, data.size, CHANNELS, classes_of(data), weights=False)
+        test = open_images(data, "test")
+        return build_image_model(model, data.size, test.channels, test.classes, weights=False)
+    raise _mismatch(experiment)
+
+
+def _parity(experiment: Experiment, data: Parity, model: SequenceModel, part: Part, device: torch.device) -> Task:
+    batch, seed = experiment.optimizer.batch, experiment.seed
+    sets = validation_set(data.length, data.held_out), held_out_set(data.length, data.held_out)
+    return Task(
+        build=lambda: build_sequence_model(model, data.length),
+        batches=ParityLoader(data, batch, seed, part, device).batches,
+        validation=lambda: labelled_sequences(sets[0], 1600, part, device),
+        test=lambda: labelled_sequences(sets[1], 1600, part, device),
+        epoch=lambda step: None,  # noqa: ARG005
+    )
+
+
+def _images(experiment: Experiment, data: Images, model: ImageModel, part: Part, device: torch.device) -> Task:
+    train, validation, test = (open_images(data, split) for split in ("train", "validation", "test"))
+    order = Order(len(train), experiment.optimizer.batch, experiment.seed, data.augment.repeats)
+    workers = _workers(experiment)
+    resident = train.pixels is not None if data.resident is None else data.resident
+    loader = (
+        ResidentLoader(train, data, order, part, device)
+        if resident
+        else DecodingLoader(train, data, order, part, device, workers)
+    )
+
+    def scored(images: ImageSet) -> Callable[[], Iterator[Labelled]]:
+        return lambda: labelled_images(images, data.size, SCORED_AT_ONCE, part, device, workers, data.broken)
+
+    return Task(
+        build=lambda: build_image_model(model, data.size, train.channels, train.classes),
+        batches=loader.batches,
+        validation=scored(validation),
+        test=scored(test),
+        epoch=order.epoch,
+        tally=getattr(loader, "tally", None),
+    )
+
+
+def _shards(experiment: Experiment, data: Images, model: ImageModel, part: Part, device: torch.device) -> Task:
+    workers = _workers(experiment)
+    loader = ShardLoader(data, experiment.optimizer.batch, experiment.seed, part, device, workers)
+    validation, test = (open_shards(data, split) for split in ("validation", "test"))
+
+    def scored(urls: list[str]) -> Callable[[], Iterator[Labelled]]:
+        return lambda: labelled_shards(urls, data, SCORED_AT_ONCE, part, device, workers)
+
+    return Task(
+        build=lambda: build_image_model(model, data.size, CHANNELS, loader.classes),
+        batches=loader.batches,
+        validation=scored(validation),
+        test=scored(test),
+        epoch=loader.epoch,
+        tally=loader.tally,
+    )
+
+
+def _workers(experiment: Experiment) -> int:
+    """No more than there are cores; how many there are changes nothing that is read."""
+    return min(experiment.engine.workers, os.cpu_count() or 1)
+
+
+def build_image_model(model: ImageModel, size: int, channels: int, classes: int, weights: bool = True) -> Adaptive:
+    """A model of timm's registry for these images; pretrained and wrapped where the settings say so."""
+    if not timm.is_model(model.name):
+        raise ValueError(f"model.name is {model.name!r}; `adatape models` lists ours, timm.list_models() all")
+    given: dict[str, Any] = {"img_size": size, "in_chans": channels, "num_classes": classes, **model.options}
+    if model.pretrained and weights:
+        given["pretrained"] = True
+        if model.pretrained != "hub":
+            given["pretrained_cfg_overlay"] = {"state_dict": read_weights(Path(model.pretrained)), "custom_load": False}
+    try:
+        built = timm.create_model(model.name, **given)
+    except TypeError as error:
+        raise ValueError(f"model.options is {model.options}; {model.name} does not take them: {error}") from error
+    if model.wrap is not None:
+        built = wrap(built, **model.wrap)
+    elif not isinstance(built, Adaptive):
+        built = Plain(built)
+    if model.init == "flax" and not model.pretrained:
+        init_as_flax(built)
+    if model.trains == "tape":
+        _freeze_backbone(built)
+    return built
+
+
+def _freeze_backbone(model: nn.Module) -> None:
+    """Leaves what wrapping added, and the head."""
+    for name, p in model.named_parameters():
+        p.requires_grad_(not name.startswith("vit.") or name.startswith("vit.head") or "tape_mlp" in name)

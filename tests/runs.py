@@ -1,0 +1,259 @@
+"""Tiny experiments, and processes that train them and can be killed, for the tests of resuming and of faults."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from adatape.config import Experiment
+from adatape.recipes.digits import digits
+from adatape.recipes.parity import parity_small
+from adatape.recipes.systems import System
+from adatape.train.checkpoint import newest_good
+from adatape.train.journal import lines_of
+from adatape.train.sweep import with_fields
+
+LONG = os.environ.get("ADATAPE_FAULTS") == "long"
+SYSTEMS = get_args(System)
+FAMILIES = [*SYSTEMS, "parity adatape", "parity transformer", "parity ut"]
+ENGINE = {
+    "engine.workers": 0,
+    "engine.deterministic": True,
+    "engine.log_every": 1,
+    "engine.checkpoint_every": 3,
+    "optimizer.batch": 16,
+    "optimizer.warmup": 4,
+    "optimizer.lr": 0.003,
+    "optimizer.ema": 0.9,
+    "evaluate_every": 10,
+}
+SMALL = {"model.options.embed_dim": 32, "model.options.num_heads": 2}
+EVERY = ENGINE["engine.checkpoint_every"]
+QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def tiny(family: str = "adatape", steps: int = 12, **fields: Any) -> Experiment:
+    """A family at width 32 and depth 2, with all the randomness that training has; a field's dots are written __."""
+    chosen = {**ENGINE, "optimizer.steps": steps, **{name.replace("__", "."): value for name, value in fields.items()}}
+    if family.startswith("parity "):
+        shape = {"model.width": 48, "model.depth": 2, "data.held_out": 64}
+        steps_of_ut = {"model.universal": 3} if family.endswith("ut") else {}
+        return with_fields(parity_small(8, family.split()[1]), {**shape, **steps_of_ut, **chosen})  # type: ignore[arg-type]
+    return with_fields(digits(family), {**SMALL, **_depth(family), "data.augment.mixup": 0.4, **chosen})  # type: ignore[arg-type]
+
+
+def _depth(family: str) -> dict[str, Any]:
+    if family in ("ut", "ponder", "u2t"):
+        return {"model.options.steps": 2}
+    noise = {"model.options.noise": 0.1, "model.options.hide": 0.2} if family == "adatape-learn" else {}
+    return {"model.options.depth": 2, **noise}
+
+
+def command(out: Path, steps: int, **fields: Any) -> list[str]:
+    """`adatape train digits` at the same settings, for another process."""
+    named = {name.replace("__", "."): value for name, value in fields.items()}
+    chosen = {**SMALL, "model.options.depth": 2, **ENGINE, "optimizer.steps": steps, **named}
+    settings = [word for name, value in chosen.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+    return ["train", "digits", *settings, "--out", str(out), "--device", "cpu"]
+
+
+def write_folder(folder: Path, count: int, size: int = 24) -> Path:
+    """An ImageFolder of two classes; the grey of an image says which of its class it is."""
+    for split in ("train", "val"):
+        for n in range(count):
+            path = folder / split / ("even" if n % 2 == 0 else "odd") / f"{n:03d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (size, size), (n * 5, 255 - n * 5, n)).save(path)
+    return folder
+
+
+def weights_of(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "checkpoints" / "model.safetensors")
+
+
+def fingerprint(out: Path) -> str:
+    """SHA-256 of a finished run's weights."""
+    return hashlib.sha256((out / "checkpoints" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def logged(out: Path) -> int:
+    """The last step of the journal."""
+    return max((line["step"] for line in lines_of(out / "metrics.jsonl")), default=0)
+
+
+def history(out: Path) -> list[dict[str, Any]]:
+    """What the journal says of the run, without what the clock had to do with."""
+    clock = ("seconds", "samples_per_second")
+    lines = lines_of(out / "metrics.jsonl")
+    return [{name: value for name, value in line.items() if name not in clock} for line in lines]
+
+
+def newest_step(out: Path) -> int:
+    """Of the newest checkpoint, all of which must be good; 0 where there is none."""
+    damaged: list[str] = []
+    found = newest_good(out / "checkpoints", lambda _, why: damaged.append(why))
+    assert not damaged
+    return int(found.name.removeprefix("step-")) if found else 0
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"still waiting after {seconds} s"
+        time.sleep(0.01)
+
+
+def children_of(pid: int) -> list[int]:
+    """In the order in which they were started."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            parent = re.search(r"^PPid:\s+(\d+)$", status.read_text(), re.MULTILINE)
+        except OSError:  # gone meanwhile
+            continue
+        if parent and int(parent[1]) == pid:
+            found.append(int(status.parent.name))
+    return sorted(found)
+
+
+SERVER = """
+import json, os, resource, sys, traceback
+import adatape.cli, adatape.show.training, sklearn.datasets
+try:
+    import torch.utils.tensorboard
+except ImportError:
+    pass
+print("ready", flush=True)
+for line in sys.stdin:
+    order = json.loads(line)
+    if "wait" in order:
+        print(os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1]), flush=True)
+        continue
+    child = os.fork()
+    if child:
+        print(child, flush=True)
+        continue
+    os.setsid()
+    for number, path in ((0, os.devnull), (1, order["stdout"]), (2, order["stderr"])):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+    os.environ.update(order["environment"])
+    if order["largest"]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest"], order["largest"]))
+    code = 0
+    try:
+        adatape.cli.main(order["arguments"])
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(code or 0)
+"""
+
+
+class Child:
+    """A training process, the leader of its own group, as one that a shell or torchrun starts is."""
+
+    def __init__(self, server: Forks, pid: int, said: Path) -> None:
+        self.server, self.pid, self.said = server, pid, said
+
+    def kill(self, number: int = signal.SIGKILL, group: bool = False) -> None:
+        (os.killpg if group else os.kill)(self.pid, number)
+
+    def wait(self) -> int:
+        return int(self.server.ask({"wait": self.pid}))
+
+    @property
+    def output(self) -> str:
+        return self.said.with_suffix(".out").read_text()
+
+    @property
+    def errors(self) -> list[str]:
+        return self.said.with_suffix(".err").read_text().splitlines()
+
+
+class Forks:
+    """Copies of a process that has imported torch already: each is a training process within milliseconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+        program = [sys.executable, "-c", SERVER]
+        self.process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=QUIET)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def ask(self, order: dict[str, Any]) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def start(self, arguments: list[str], largest: int = 0, **environment: str) -> Child:
+        """Runs the command line; `largest` is how many bytes it may write to a file."""
+        self.count += 1
+        said = self.folder / f"child-{self.count}"
+        places = {"stdout": str(said.with_suffix(".out")), "stderr": str(said.with_suffix(".err"))}
+        order = {"arguments": arguments, "largest": largest, "environment": environment, **places}
+        return Child(self, int(self.ask(order)), said)
+
+    def start_two(self, arguments: list[str]) -> list[Child]:
+        """Two processes that train together, as torchrun would start them."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return [self.start(arguments, RANK=rank, LOCAL_RANK=rank, **group) for rank in ("0", "1")]
+
+    def finish(self, arguments: list[str]) -> Child:
+        child = self.start(arguments)
+        assert child.wait() == 0, child.errors
+        return child
+
+    def finish_two(self, arguments: list[str]) -> None:
+        for child in self.start_two(arguments):
+            assert child.wait() == 0, child.errors
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+@contextmanager
+def torchrun(arguments: list[str], restarts: int) -> Iterator[subprocess.Popen[str]]:
+    """Two processes under a real torchrun, which starts them again when one dies."""
+    options = ["--nproc-per-node", "2", "--max-restarts", str(restarts), "--rdzv-backend", "c10d"]
+    program = [sys.executable, "-m", "torch.distributed.run", *options, "--rdzv-endpoint", "127.0.0.1:0"]
+    process = subprocess.Popen(
+        [*program, "--monitor-interval", "0.1", "-m", "adatape", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=QUIET,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

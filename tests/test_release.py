@@ -1,0 +1,210 @@
+"""A release is rebuilt to the bit by timm alone, and weights from strangers execute nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from test_systems import SMALL, SYSTEMS
+
+import adatape
+from adatape.train.release import read_weights, release
+
+SAID = {"result": {"accuracy": 0.98765432, "note": "a|b"}, "command": "adatape train digits --seed 3"}
+
+
+def trained(name: str, options: dict[str, Any]) -> torch.nn.Module:
+    """Weights that no initialisation gives."""
+    model = timm.create_model(name, **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+def loaded(folder: Path, **options: Any) -> torch.nn.Module:
+    return timm.create_model(f"local-dir:{folder}", pretrained=True, **options).eval()
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_comes_back_to_the_bit(system: str, tmp_path: Path) -> None:
+    name, options = SYSTEMS[system][0], {**SMALL, **SYSTEMS[system][1]}
+    model, x = trained(name, options), torch.randn(3, 3, 32, 32)
+    again = loaded(release(model, name, options, tmp_path / "out", **SAID))
+    assert type(again) is type(model)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
+    assert torch.equal(model(x), again(x))
+
+
+@pytest.fixture
+def released(tmp_path: Path) -> Path:
+    options = {**SMALL, "depth": 2}
+    return release(
+        trained("plainvit_tiny_patch16_224", options), "plainvit_tiny_patch16_224", options, tmp_path / "out",
+        classes=["ant", "bee", "cat", "dog"], mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), **SAID,
+    )  # fmt: skip
+
+
+def test_a_release_holds_weights_configuration_and_card(released: Path) -> None:
+    assert sorted(file.name for file in released.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    config = json.loads((released / "config.json").read_text())
+    assert config["architecture"] == "plainvit_tiny_patch16_224"
+    assert config["num_classes"] == 4
+    assert config["label_names"] == ["ant", "bee", "cat", "dog"]
+    assert config["model_args"]["patch_size"] == 8
+    card = (released / "README.md").read_text()
+    parameters = sum(p.numel() for p in loaded(released).parameters())
+    for part in (
+        f"{parameters:,} parameters",
+        "| accuracy | 0.987654 |",
+        r"a\|b",
+        SAID["command"],
+        "license: apache-2.0",
+    ):
+        assert part in card
+
+
+def test_the_card_loads_the_model(released: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(released.parent)
+    code = (released / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    found: dict[str, Any] = {}
+    exec(code, found)
+    assert torch.equal(found["model"].vit.head.weight, read_weights(released / "model.safetensors")["vit.head.weight"])
+    assert found["transform"]
+
+
+def test_images_are_prepared_as_they_were_for_training(released: Path) -> None:
+    data = timm.data.resolve_model_data_config(loaded(released))
+    assert [list(data[key]) for key in ("input_size", "mean", "std")] == [[3, 32, 32], [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]
+
+
+def test_another_number_of_classes_gets_a_new_head_on_the_same_body(released: Path) -> None:
+    weights, other = read_weights(released / "model.safetensors"), loaded(released, num_classes=7)
+    assert other.vit.head.weight.shape[0] == 7
+    assert torch.equal(other.vit.blocks[0].attn.qkv.weight, weights["vit.blocks.0.attn.qkv.weight"])
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_images_of_other_channels_come_back_to_the_bit(channels: int, tmp_path: Path) -> None:
+    options = {**SMALL, "depth": 2, "in_chans": channels}
+    model, x = trained("plainvit_tiny_patch16_224", options), torch.randn(2, channels, 32, 32)
+    again = loaded(release(model, "plainvit_tiny_patch16_224", options, tmp_path / "out", **SAID))
+    assert torch.equal(model(x), again(x))
+
+
+def test_a_wrapped_vit_in_channels_last_comes_back_to_the_bit(tmp_path: Path) -> None:
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, num_classes=4)
+    model = adatape.wrap(vit, bank="learn", bank_size=80, query=None).eval().to(memory_format=torch.channels_last)
+    options = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 4, "bank": "learn", "bank_size": 80}
+    again = loaded(release(model, "adatape_tiny_patch16_224", options, tmp_path / "out", **SAID))
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(model(x), again(x), rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(again.state_dict()[key], value) for key, value in model.state_dict().items())
+
+
+def test_what_would_not_come_back_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    name, options = "plainvit_tiny_patch16_224", {**SMALL, "depth": 2}
+    model = trained(name, options)
+    for wrong, message in (
+        ({**options, "depth": 3}, r"is another model: vit\.blocks\.2\.norm1\.weight is missing.*; and 9 more"),
+        ({**options, "num_classes": 5}, r"vit\.head\.weight is \(4, 64\), not \(5, 64\)"),
+        ({**options, "act_layer": torch.nn.ReLU}, "config.json holds JSON"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            release(model, name, wrong, tmp_path / "out", **SAID)
+    with pytest.raises(ValueError, match="classes has 2 names; the model has 4 classes"):
+        release(model, name, options, tmp_path / "out", classes=["a", "b"], **SAID)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_holds_anything_is_refused(released: Path) -> None:
+    options = {**SMALL, "depth": 2}
+    with pytest.raises(FileExistsError, match="exists and is not empty"):
+        release(trained("plainvit_tiny_patch16_224", options), "plainvit_tiny_patch16_224", options, released, **SAID)
+
+
+class Hostile:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("legacy", [True, False])
+def test_a_pickle_is_refused_with_advice_and_runs_nothing(tmp_path: Path, suffix: str, legacy: bool) -> None:
+    path, mark = tmp_path / f"weights{suffix}", tmp_path / "mark"
+    torch.save({"a": Hostile(mark)}, path, _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(ValueError, match=r"looks like a pickle.*convert it once"):
+        read_weights(path)
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(Hostile(mark)))
+    assert mark.exists(), "the trap must be able to spring"
+
+
+def file_of(header: Any, data: bytes = bytes(8), length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def tensor(start: int, end: int, shape: list[int] | None = None, dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": [1] if shape is None else shape, "data_offsets": [start, end]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"x",
+        bytes(64),
+        b"<html>not found</html>" * 9,
+        file_of({"a": tensor(0, 4)}, length=1 << 62),
+        file_of({"a": tensor(0, 4)}, length=(1 << 64) - 1),
+        file_of({"a": tensor(0, 4)}, length=99_999_999),
+        file_of(b"{" * 1000),
+        file_of(b'{"a":' * 5000 + b"1" + b"}" * 5000),
+        file_of(b"\xff\xfe{}"),
+        file_of([1, 2]),
+        file_of({"a": tensor(0, 4), "b": tensor(0, 4)}),
+        file_of({"a": tensor(0, 4), "b": tensor(2, 6)}),
+        file_of({"a": tensor(0, 4)}),
+        file_of({"a": tensor(4, 8)}),
+        file_of({"a": tensor(4, 0)}),
+        file_of({"a": tensor(0, 8, [1 << 62, 16])}),
+        file_of({"a": tensor(0, 8, [-1])}),
+        file_of({"a": tensor(0, 8, dtype="F99")}),
+        file_of({"a": tensor(0, 1 << 60, [1 << 58])}),
+        file_of(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[1]}}'),
+    ],
+)
+def test_hostile_safetensors_are_a_clear_error(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"weights\.safetensors is not a whole safetensors file"):
+        read_weights(path)
+
+
+def test_weights_cut_at_any_byte_are_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"a": torch.arange(6.0), "b": torch.ones(2, 2)}, path)
+    whole = path.read_bytes()
+    assert torch.equal(read_weights(path)["a"], torch.arange(6.0))
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ValueError, match=r"weights\.safetensors"):
+            read_weights(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.safetensors", tmp_path):
+        with pytest.raises(OSError, match=str(path)):
+            read_weights(path)
