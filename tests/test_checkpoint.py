@@ -27,7 +27,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from adatape.train import checkpoint
-from adatape.train.checkpoint import DamagedCheckpoint, best, checkpoints, load, newest_good, prune, save, verify
+from adatape.train.checkpoint import best, checkpoints, load, newest_good, prune, save, verify
+from adatape.train.stored import DamagedCheckpoint
 
 KILLS = int(os.environ.get("ADATAPE_KILLS", "2"))
 

@@ -169,3 +169,101 @@ def test_the_readmes_commands_exist() -> None:
         with pytest.raises(SystemExit) as stop:
             cli.main([*words, "--help"])
         assert stop.value.code == 0, line
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits") / "run"
+    fields = ["--set", "model.options.depth=2", "--set", "optimizer.steps=30", "--set", "evaluate_every=15"]
+    cli.main(["train", "digits", "--out", str(folder), "--device", "cpu", *fields])
+    return folder
+
+
+def test_a_run_on_images_is_scored_with_length_and_cost(digits_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["eval", str(digits_run), "--device", "cpu", "--json"])
+    said = last_json(capsys)
+    assert said["accuracy"] == json.loads((digits_run / "result.json").read_text())["accuracy"]
+    assert 0 < said["gflops_mean"] <= said["gflops_p95"] <= said["gflops"]
+    assert said["sequence_mean"] == pytest.approx(4 + said["length_mean"])
+    assert said["sequence_max"] <= 8
+    assert sum(said["lengths"]) == 360
+
+
+def test_metrics_have_throughput_length_and_a_histogram(digits_run: Path) -> None:
+    lines = [json.loads(line) for line in (digits_run / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["kind"] == "train"]
+    scored = [line for line in lines if line["kind"] == "validation"]
+    wanted = {"step", "epoch", "loss", "accuracy", "length_mean", "length_sd", "samples_per_second", "lr"}
+    assert wanted <= set(trained[0])
+    assert [line["step"] for line in scored] == [15, 30]
+    assert sum(scored[0]["lengths"]) == 360
+    assert list((digits_run / "tensorboard").iterdir())
+
+
+def test_few_shot_accuracy_of_a_run(digits_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--on digits --shots 1,5 --seeds 0,1 --device cpu --json"
+    cli.main(["fewshot", str(digits_run), *options.split()])
+    said = last_json(capsys)
+    assert [(row["shots"], row["seed"]) for row in said["rows"]] == [(1, 0), (1, 1), (5, 0), (5, 1)]
+    assert said["summary"][1]["mean"] > 0.3
+
+
+def test_a_release_loads_with_timm_and_answers_alike(digits_run: Path, tmp_path: Path) -> None:
+    import timm
+    import torch
+
+    from adatape.train.folder import load_run
+
+    cli.main(["release", str(digits_run), "--to", str(tmp_path / "released")])
+    model = timm.create_model(f"local-dir:{tmp_path / 'released'}", pretrained=True).eval()
+    x = torch.rand(4, 1, 8, 8) * 2 - 1
+    assert torch.equal(model(x), load_run(digits_run)[1].eval()(x))
+    assert "accuracy" in (tmp_path / "released" / "README.md").read_text()
+
+
+def test_a_folder_goes_on_and_a_finished_one_says_its_result(
+    digits_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (digits_run / "checkpoints" / "model.safetensors").read_bytes()
+    cli.main(["train", str(digits_run), "--device", "cpu", "--json"])
+    assert last_json(capsys)["steps"] == 30
+    assert (digits_run / "checkpoints" / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train cifar10 --path nowhere", "nowhere"),
+        ("train digits --set optimizer.lrr=1", "optimizer.lrr is no field of this experiment"),
+        ("train digits --set optimizer.lr=fast", "lr is 'fast'; it must be a number"),
+        ("train digits --set model.name=vit_huge", "model.name is 'vit_huge'; `adatape models` lists ours"),
+        ("train digits --set model.options.bank=both", "bank is 'both'; it must be 'input'"),
+        ("train digits --set model.options.stepps=4", "model.options is"),
+        ("train digits --set engine.accumulate=7", "batch is 64; 1 processes with accumulate 7"),
+        ("train digits --set loss=hinge", "loss is 'hinge'; it must be one of softmax, sigmoid"),
+        ("fewshot nowhere --on digits", "nowhere has no config.json"),
+        ("release nowhere --to x", "nowhere has no config.json"),
+    ],
+)
+def test_a_mistake_in_training_is_one_clear_line_and_leaves_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], command: str, message: str
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(command.split())
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not list(here.iterdir())
+
+
+def test_few_shot_refuses_what_it_cannot_read(digits_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for on, shots, message in (
+        ("nothing-here", "1", "nothing-here is no folder"),
+        ("digits", "one", "shots is 'one'; it must be numbers"),
+        ("digits", "5000", "5000"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["fewshot", str(digits_run), "--on", on, "--shots", shots, "--device", "cpu"])
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err

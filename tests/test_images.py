@@ -18,7 +18,9 @@ from PIL import Image
 
 from adatape.config import Images
 from adatape.data import images as images_module
-from adatape.data.images import BrokenImage, Pixels, Tally, decode, open_images, read_or_next, stratified
+from adatape.data.decode import BrokenImage, decode
+from adatape.data.images import open_images, stratified
+from adatape.data.imageset import Pixels, Tally, read_or_next
 
 MODES = ("1", "L", "P", "LA", "RGBA", "CMYK", "RGB")
 

@@ -16,7 +16,8 @@ from PIL import Image
 
 from adatape.config import Augment, Engine, Experiment, ImageModel, Images, Optimizer
 from adatape.data.batch import Batch, Part
-from adatape.data.images import Pixels, open_images
+from adatape.data.images import open_images
+from adatape.data.imageset import Pixels
 from adatape.data.loaders import MIX, DecodingLoader, ResidentLoader, even_chunks, labelled_images
 from adatape.data.mixing import draw_mixing
 from adatape.data.sampler import Order

@@ -20,7 +20,8 @@ from PIL import Image
 
 from adatape.config import Images
 from adatape.data import shards, streams
-from adatape.data.images import Pixels, open_images
+from adatape.data.images import open_images
+from adatape.data.imageset import Pixels
 from adatape.data.shards import count_of, open_shards
 from adatape.data.streams import ShardSample, ShardStream, owned_streams, streams_of
 

@@ -1,242 +1,30 @@
-"""Labelled image sets, read by number; an unreadable image is named and gives way to its successor."""
+"""Where labelled images come from: scikit-learn's digits, torchvision's sets, folders of classes, arrays."""
 
 from __future__ import annotations
 
 import gzip
 import importlib
-import io
-import math
 import os
 import zlib
-from collections.abc import Callable, Iterable
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.error import URLError
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int64, UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from adatape.config import Images
+from adatape.data.decode import REFUSAL, RefusedMode, one_line
+from adatape.data.imageset import Files, ImageSet, Pixels
 from adatape.keyed import key_of, keys_of
 
 Split = Literal["train", "validation", "test"]
-Modes = Literal["convert", "refuse"]
 
 DIGITS_TEST, VALIDATION = 101, 102  # first word of a key: the two cuts share no draw
-MOST_PIXELS = 178_956_970 // 2  # what Pillow warns about; it refuses only twice as many
-WIDE_MODES = ("I", "F")  # 16-bit and float values have no agreed range to scale to 0..255
-TRIES = 100  # unreadable images in a row that are a broken set, not broken images
-EARLIEST = 100  # reads before a share of them says anything
-KEPT_NOTES = 20
-REFUSAL = "{name} has mode {mode}; modes is refuse, which takes RGB alone"
 KNOWN_CLASSES = {"cifar10": 10, "cifar100": 100, "pets": 37, "fashion": 10, "imagenet": 1000}
-
-
-class BrokenImage(ValueError):  # noqa: N818
-    """An image that cannot be read; the text is its name and the reason."""
-
-
-class RefusedMode(ValueError):  # noqa: N818
-    """An image that can be read but is not RGB, where `modes` is refuse."""
-
-
-class Decoded(NamedTuple):
-    image: Image.Image
-    converted: bool  # it was not RGB
-
-
-class Read(NamedTuple):
-    image: Image.Image
-    label: int
-    broken: tuple[str, ...]  # a note for each unreadable image that this one stands in for
-    converted: bool
-
-
-class ImageSet:
-    """A labelled set, read by number."""
-
-    channels: int = 3
-
-    def __init__(self, names: list[str], labels: Int64[np.ndarray, "n"]) -> None:
-        self.names = names
-        self.labels = labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def classes(self) -> int:
-        return len(self.names)
-
-    @property
-    def pixels(self) -> UInt8[np.ndarray, "n h w c"] | None:
-        return None
-
-    def load(self, i: int) -> Decoded:
-        raise NotImplementedError
-
-    def read(self, i: int) -> Image.Image:
-        return self.load(i).image
-
-    def file(self, i: int) -> tuple[str, bytes]:
-        """Suffix and content of a file that holds the image."""
-        content = io.BytesIO()
-        self.read(i).save(content, "PNG")
-        return "png", content.getvalue()
-
-    def part(self, rows: Int64[np.ndarray, "m"]) -> ImageSet:
-        raise NotImplementedError
-
-
-class Pixels(ImageSet):
-    """Images of one size, in memory or mapped from a file; grey where they have one channel."""
-
-    def __init__(
-        self,
-        names: list[str],
-        labels: Int64[np.ndarray, "n"],
-        stored: UInt8[np.ndarray, "all h w c"],
-        rows: Int64[np.ndarray, "n"] | None = None,
-    ) -> None:
-        super().__init__(names, labels)
-        self.stored, self.rows = stored, rows
-        self.channels = stored.shape[-1]
-
-    @cached_property
-    def pixels(self) -> UInt8[np.ndarray, "n h w c"]:
-        """All of them; copies, once, where the set is part of a larger one."""
-        return self.stored if self.rows is None else self.stored[self.rows]
-
-    def load(self, i: int) -> Decoded:
-        row = self.stored[i if self.rows is None else self.rows[i]]
-        return Decoded(Image.fromarray(row[..., 0] if self.channels == 1 else row), False)
-
-    def part(self, rows: Int64[np.ndarray, "m"]) -> Pixels:
-        return Pixels(self.names, self.labels[rows], self.stored, rows if self.rows is None else self.rows[rows])
-
-
-class Files(ImageSet):
-    """Image files, decoded when read."""
-
-    def __init__(self, names: list[str], labels: Int64[np.ndarray, "n"], paths: Iterable[str | bytes | Path]) -> None:
-        super().__init__(names, labels)
-        # One array, not a list of strings, whose reference counts would make every worker copy its pages.
-        self.paths = np.array([os.fsencode(path) for path in paths])
-
-    def path(self, i: int) -> str:
-        return os.fsdecode(self.paths[i].item())
-
-    def load(self, i: int) -> Decoded:
-        return decode(*self._content(i))
-
-    def file(self, i: int) -> tuple[str, bytes]:
-        suffix = Path(self.path(i)).suffix[1:].lower()
-        return (suffix, self._content(i)[0]) if suffix in ("jpg", "jpeg", "png", "webp") else super().file(i)
-
-    def part(self, rows: Int64[np.ndarray, "m"]) -> Files:
-        return Files(self.names, self.labels[rows], self.paths[rows].tolist())
-
-    def _content(self, i: int) -> tuple[bytes, str]:
-        try:
-            return Path(self.path(i)).read_bytes(), self.path(i)
-        except OSError as error:
-            raise BrokenImage(f"{self.path(i)}: {error.strerror}") from error
-
-
-def decode(content: bytes, name: str, modes: Modes = "convert") -> Decoded:
-    """An RGB image of a file's content; alpha is dropped."""
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            mode = _checked_mode(image, name)
-            if modes == "refuse" and mode != "RGB":
-                raise RefusedMode(REFUSAL.format(name=name, mode=mode))
-            # Pillow warns about a palette with transparency unless it passes RGBA.
-            through = image.convert("RGBA") if mode == "P" and "transparency" in image.info else image
-            return Decoded(through.convert("RGB"), mode != "RGB")
-    except (BrokenImage, RefusedMode):
-        raise
-    except Exception as error:  # decoders raise whatever a damaged file leads them to
-        raise BrokenImage(f"{name}: {_reason(error, content)}") from error
-
-
-def _checked_mode(image: Image.Image, name: str) -> str:
-    if math.prod(image.size) > MOST_PIXELS:
-        raise BrokenImage(f"{name}: {image.width} × {image.height} pixels; at most {MOST_PIXELS:,} are decoded")
-    if image.mode.split(";")[0] in WIDE_MODES:
-        raise BrokenImage(f"{name}: mode {image.mode} holds values beyond 8 bits")
-    return image.mode
-
-
-def _reason(error: Exception, content: bytes) -> str:
-    if not content:
-        return "the file is empty"
-    if isinstance(error, UnidentifiedImageError):
-        return "not an image that Pillow knows"
-    return one_line(error)
-
-
-def one_line(error: Exception) -> str:
-    """The reason in few words, for libraries that give paragraphs."""
-    said = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
-    return " ".join(str(said).split())[:200] or type(error).__name__
-
-
-def read_or_next(images: ImageSet, i: int) -> Read:
-    """Image `i`, or the first readable one after it, with a note for each that was passed over."""
-    notes: list[str] = []
-    for row in (np.arange(i, i + min(TRIES, len(images))) % len(images)).tolist():
-        try:
-            image, converted = images.load(row)
-        except BrokenImage as error:
-            notes.append(str(error))
-        else:
-            return Read(image, int(images.labels[row]), tuple(notes), converted)
-    raise ValueError(f"{len(notes)} images in a row could not be read: first {notes[0]}")
-
-
-class Tally:
-    """Counts what workers read, and stops a run once more images are unreadable than `allowed`, a share of `total`."""
-
-    def __init__(self, total: int | None, allowed: float) -> None:
-        if not 0 <= allowed <= 1:
-            raise ValueError(f"broken is {allowed}; it must be a share from 0 to 1")
-        self.allowed, self.total = allowed, total
-        self.reads = self.converted = 0
-        self.broken: set[str] = set()
-        self.first: list[str] = []
-
-    def add(self, reads: int, broken: Iterable[str], converted: int = 0) -> None:
-        self.reads += reads
-        self.converted += converted
-        for note in broken:
-            if note not in self.broken and len(self.first) < KEPT_NOTES:
-                self.first.append(note)
-            self.broken.add(note)
-        if len(self.broken) > self._most():
-            raise ValueError(self._verdict())
-
-    @property
-    def seen(self) -> int:
-        """Images met so far; later passes meet none anew."""
-        return self.reads if self.total is None else min(self.reads, self.total)
-
-    def _most(self) -> float:
-        """The fewer images are seen, the more chance may add: three standard deviations, until the set's own limit."""
-        if self.allowed == 0:
-            return 0.0
-        expected = self.allowed * self.seen
-        so_far = expected + 3 * math.sqrt(expected) if self.reads >= EARLIEST else math.inf
-        return max(1.0, min(so_far, math.inf if self.total is None else self.allowed * self.total))
-
-    def _verdict(self) -> str:
-        count, seen = len(self.broken), max(self.seen, len(self.broken))
-        return (
-            f"{count:,} of {seen:,} images could not be read, {100 * count / seen:.1f} %; "
-            f"broken allows {100 * self.allowed:.1f} %: first {self.first[0]}"
-        )
 
 
 def open_images(config: Images, split: Split) -> ImageSet:

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from adatape.config import Augment, Images, Parity
 from adatape.data.augment import centre, centre_one, finish, vary, vary_one
 from adatape.data.batch import Batch, Part
-from adatape.data.images import ImageSet, Tally, read_or_next
+from adatape.data.imageset import ImageSet, Tally, read_or_next
 from adatape.data.mixing import Mixing, draw_mixing, mixed, targets
 from adatape.data.parity import Sequences, training_batch
 from adatape.data.sampler import Order
@@ -91,13 +91,13 @@ class DecodingLoader:
 
     def batches(self, first: int) -> Iterator[Batch]:
         start, stop = self.part.bounds(self.order.batch)
-        decoded = self.decoded(first, start, stop + neighbours(self.data.augment))
-        for step, (pixels, labels, position, broken, converted) in enumerate(decoded, first):
-            self.tally.add(len(labels), broken, converted)
-            x, labels, position = (each.to(self.device, non_blocking=True) for each in (pixels, labels, position))
-            x = finish(x, keys_of(key_of(self.order.seed, VARY), position), self.data.augment)
-            mixing = mixing_of(self.data, self.order.seed, step, self.device)
-            yield assembled(x, labels, position, self.order.seed, mixing, self.data, self.classes)
+        with closing(self.decoded(first, start, stop + neighbours(self.data.augment))) as decoded:
+            for step, (pixels, labels, position, broken, converted) in enumerate(decoded, first):
+                self.tally.add(len(labels), broken, converted)
+                x, labels, position = (each.to(self.device, non_blocking=True) for each in (pixels, labels, position))
+                x = finish(x, keys_of(key_of(self.order.seed, VARY), position), self.data.augment)
+                mixing = mixing_of(self.data, self.order.seed, step, self.device)
+                yield assembled(x, labels, position, self.order.seed, mixing, self.data, self.classes)
 
     def decoded(self, first: int, start: int, stop: int) -> Generator[Any, None, None]:
         """What the workers give for slots start to stop of every batch."""

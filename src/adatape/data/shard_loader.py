@@ -18,7 +18,8 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from adatape.config import Images
 from adatape.data.augment import centre_one, finish, vary_one
 from adatape.data.batch import Batch, Part
-from adatape.data.images import Split, Tally, open_images
+from adatape.data.images import Split, open_images
+from adatape.data.imageset import Tally
 from adatape.data.loaders import (
     VARY,
     Labelled,

@@ -19,7 +19,9 @@ from urllib.request import url2pathname
 import torch
 
 from adatape.config import Images
-from adatape.data.images import ImageSet, Split, library, one_line
+from adatape.data.decode import one_line
+from adatape.data.images import Split, library
+from adatape.data.imageset import ImageSet
 from adatape.keyed import key_of, keys_of
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")

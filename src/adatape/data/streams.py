@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from adatape.data.images import TRIES, BrokenImage, Modes, decode
+from adatape.data.decode import BrokenImage, Modes, decode
+from adatape.data.imageset import TRIES
 from adatape.data.shards import Raw, count_of, permutation, raws_from, raws_of
 from adatape.keyed import key_of
 

@@ -60,6 +60,7 @@ cifar10 = _cifar(
     """CIFAR-10 from scratch: any system at any patch size, every one with the same augmentation and schedule.
 
     adatape train cifar10 --path data/cifar10 --system plainvit
+    One H200, torch 2.11: 3.6 minutes. PlainViT-Ti/4 88.07 %, one seed; what else was tried: docs/log.md.
     """,
 )
 cifar100 = _cifar(

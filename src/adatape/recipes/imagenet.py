@@ -25,7 +25,7 @@ def imagenet(
 ) -> Experiment:
     """ImageNet-1k from scratch with the paper's hyper-parameters for Ti, S and B.
 
-    torchrun --nproc-per-node 8 -m adatape train imagenet --path /data/imagenet --size small
+    torchrun --nproc-per-node 8 -m adatape train imagenet --path /data/imagenet --size small --out runs/s16
     Not run here: ImageNet is not at hand. The paper reports 73.6 (Ti), 79.5 (S) and 80.8 % (B).
     """
     light = size == "tiny"
@@ -61,7 +61,7 @@ def plainvit(
 ) -> Experiment:
     """PlainViT on ImageNet-1k as Beyer et al. trained it: RandAugment(2, 10), Mixup 0.2, decay on matrices alone.
 
-    torchrun --nproc-per-node 8 -m adatape train plainvit --path /data/imagenet --epochs 90
+    torchrun --nproc-per-node 8 -m adatape train plainvit --path /data/imagenet --epochs 90 --out runs/plain
     Not run here: ImageNet is not at hand. They report 76.5 % for S/16 after 90 epochs.
     """
     augment = Augment(crop="inception", area=INCEPTION.area, flip=True, randaug=2, magnitude=10.0, mixup=0.2)
@@ -86,7 +86,7 @@ def deit(
 ) -> Experiment:
     """DeiT without distillation on ImageNet-1k: Mixup 0.8, CutMix 1, erasing, repeated augmentation, drop-path 0.1.
 
-    torchrun --nproc-per-node 8 -m adatape train deit --path /data/imagenet --size tiny
+    torchrun --nproc-per-node 8 -m adatape train deit --path /data/imagenet --size tiny --out runs/deit
     Not run here: ImageNet is not at hand. They report 72.2 (Ti), 79.9 (S) and 81.8 % (B). Its RandAugment is timm's
     (rand-m9-mstd0.5-inc1); here the paper's operations are drawn at that magnitude.
     """
@@ -126,7 +126,7 @@ def deit(
 
 
 def pretrain(
-    path: str = "data/shards/train-{000000..000999}.tar",
+    path: str = "data/train-{000000..000999}.tar | data/test-{000000..000009}.tar",
     classes: int = 21_841,
     samples: int = 14_197_122,
     system: System = "adatape-learn",
@@ -139,7 +139,7 @@ def pretrain(
 ) -> Experiment:
     """Large-scale pre-training as on JFT-300M: 7 epochs, linear decay, no Mixup, feed-forwards for tape in every block.
 
-    torchrun --nnodes 4 --nproc-per-node 8 -m adatape train pretrain --path 'https://host/train-{0000..0999}.tar'
+    torchrun --nproc-per-node 8 -m adatape train pretrain --path 'https://host/{split}-{000..999}.tar' --out runs/big
     Not run here: JFT-300M is not public. The defaults fit ImageNet-21k in WebDataset shards.
     """
     model = image_model(system, size, patch, 8, tape_ffn="append+blocks")

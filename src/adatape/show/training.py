@@ -16,15 +16,16 @@ from rich.table import Table
 
 from adatape.config import Experiment, Images, Parity
 from adatape.data.batch import Part
-from adatape.data.images import open_images
-from adatape.data.loaders import Labelled, labelled_images, labelled_sequences
+from adatape.data.loaders import Labelled, labelled_sequences
 from adatape.data.parity import held_out_set
+from adatape.data.shard_loader import labelled_set
 from adatape.measure.accuracy import Score, score
 from adatape.measure.cost import cost, total
 from adatape.show.terminal import TABLE, free_folder, pick_device, progress_bar
 from adatape.train.folder import load_config, load_run
 from adatape.train.run import Moment, Watch, plain, run
 from adatape.train.sweep import combinations
+from adatape.train.task import SCORED_AT_ONCE
 
 
 def train_with_progress(
@@ -33,7 +34,7 @@ def train_with_progress(
     """A recipe or a config.json into a new folder; a folder goes on where it stopped."""
     going_on = isinstance(getattr(what, "folder", None), Path)
     experiment = _experiment(what, fields)
-    folder = what.folder if going_on else out or free_folder(experiment.recipe)
+    folder = what.folder if going_on else out or _own_folder(experiment.recipe)
     console = Console(quiet=_rank() > 0)
     with _progress(experiment, console) as watch:
         result = run(
@@ -47,6 +48,13 @@ def train_with_progress(
     _print_result(result, console)
     console.print(f"run folder: {folder}", highlight=False)
     return {**result, "out": str(folder)}
+
+
+def _own_folder(recipe: str) -> Path:
+    """Several processes, or a restart of one, would each find another folder free."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("out is not given; processes that train together need one folder, so say --out DIR")
+    return free_folder(recipe)
 
 
 def _experiment(what: Any, fields: tuple[str, ...]) -> Experiment:
@@ -125,7 +133,7 @@ def print_evaluation(folder: Path, length: int | None, device: str) -> dict[str,
 def test_batches(experiment: Experiment, length: int | None, device: torch.device) -> Iterator[Labelled]:
     data = experiment.data
     if isinstance(data, Images):
-        return labelled_images(open_images(data, "test"), data.size, 500, Part(), device, experiment.engine.workers)
+        return labelled_set(data, "test", SCORED_AT_ONCE, Part(), device, experiment.engine.workers)
     return labelled_sequences(held_out_set(length or data.length, data.held_out), 400, Part(), device)
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from adatape.config import ImageModel, Images, Source
 from adatape.data.batch import Part
-from adatape.data.images import ImageSet, open_images
+from adatape.data.images import open_images
+from adatape.data.imageset import ImageSet
 from adatape.data.loaders import labelled_images
 from adatape.measure.fewshot import features_of, few_shot, summary
 from adatape.models.adaptive import Adaptive

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
-import io
 import json
 import math
 import os
-import pickle
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-T = TypeVar("T")
+from adatape.train.distributed import grouped, is_first, on_first
+from adatape.train.stored import DamagedCheckpoint, LoadPlanner, Reader, Writer, plain_errors
+
 MANIFEST = "manifest.json"
 NAMED = 3  # keys that a message names before it only counts
-DCP = "torch.distributed.checkpoint"
-METADATA_PARTS = {
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),  # looks a name up among torch's layouts
-    (f"{DCP}.filesystem", "_StorageInfo"),
-    *((f"{DCP}.metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")),
-    *((f"{DCP}.metadata", name) for name in ("ChunkStorageMetadata", "TensorProperties", "TensorStorageMetadata")),
-}
-
-
-class DamagedCheckpoint(ValueError):  # noqa: N818  it names a state, as FileNotFound would
-    """A checkpoint that is not what was written."""
 
 
 def save(folder: Path, step: int, state: dict[str, Any], facts: dict[str, Any]) -> Path:
@@ -48,11 +31,11 @@ def save(folder: Path, step: int, state: dict[str, Any], facts: dict[str, Any]) 
     partial = target.with_name(f".{target.name}.partial")
     tensors = _tensors(state)
     try:
-        if _on_first(lambda: _begin(target, partial, facts)):
+        if on_first(lambda: _begin(target, partial, facts)):
             _write(partial, tensors)
-            _on_first(lambda: _seal(partial, target, step, facts))
+            on_first(lambda: _seal(partial, target, step, facts))
     except BaseException as error:
-        if _is_first():
+        if is_first():
             shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError):
             reason = error.strerror or str(error)
@@ -67,12 +50,12 @@ def load(path: Path, state: dict[str, Any]) -> dict[str, Any]:
     Every process of a group must call it. What does not fit is refused before anything is loaded.
     """
     path = Path(path)
-    manifest = _on_first(lambda: verify(path))
+    manifest = on_first(lambda: verify(path))
     tensors = _tensors(state)
-    reader = _Reader(path, manifest["files"])
+    reader = Reader(path, manifest["files"])
     _check_fit(path, reader.read_metadata().state_dict_metadata, tensors)
-    with _plain_errors():
-        dcp.load(tensors, storage_reader=reader, planner=_LoadPlanner(flatten_state_dict=False), no_dist=not _grouped())
+    with plain_errors():
+        dcp.load(tensors, storage_reader=reader, planner=LoadPlanner(flatten_state_dict=False), no_dist=not grouped())
     _put_back(state, tensors)
     return {**manifest["facts"], "step": manifest["step"]}
 
@@ -110,7 +93,7 @@ def newest_good(folder: Path, on_skip: Callable[[Path, str], None]) -> Path | No
                 return path
         return None
 
-    return _on_first(look)
+    return on_first(look)
 
 
 def best(folder: Path, by: str = "accuracy") -> Path | None:
@@ -125,7 +108,7 @@ def prune(folder: Path, keep: int = 2, best_by: str | None = "accuracy", upto: i
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; it must be at least 1")
-    if not _is_first():
+    if not is_first():
         return
     folder = Path(folder)
     # A truncated one must not push out a good one; reading every byte at each save would cost too much.
@@ -160,8 +143,8 @@ def _begin(target: Path, partial: Path, facts: dict[str, Any]) -> bool:
 
 def _write(partial: Path, tensors: dict[str, Tensor]) -> None:
     planner = DefaultSavePlanner(flatten_state_dict=False)
-    with _plain_errors():
-        dcp.save(tensors, storage_writer=_Writer(partial), planner=planner, no_dist=not _grouped())
+    with plain_errors():
+        dcp.save(tensors, storage_writer=Writer(partial), planner=planner, no_dist=not grouped())
 
 
 def _seal(partial: Path, target: Path, step: int, facts: dict[str, Any]) -> None:
@@ -316,114 +299,3 @@ def _check_fit(path: Path, saved: dict[str, Any], wanted: dict[str, Tensor]) -> 
     if wrong:
         more = f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
         raise ValueError(f"{path} does not fit: {'; '.join(wrong[:NAMED])}{more}")
-
-
-class _Writer(dcp.FileSystemWriter):
-    """DCP's, whose failures say what the disk said and whose metadata keeps no path of this machine."""
-
-    def write_data(self, *args: Any, **options: Any) -> Any:
-        try:
-            return super().write_data(*args, **options)
-        except RuntimeError as error:
-            # torch.save's own complaint hides the disk's, which another process would then never see.
-            reason = error.__context__
-            raise reason if isinstance(reason, OSError) else error from None
-
-    def storage_meta(self) -> StorageMeta:
-        return StorageMeta()
-
-
-class _Reader(dcp.FileSystemReader):
-    """DCP's, without its free hand in unpickling."""
-
-    def __init__(self, path: Path, files: dict[str, Any]) -> None:
-        super().__init__(path)
-        self.files = files
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        file = Path(self.path) / ".metadata"
-        try:
-            metadata = _MetadataUnpickler(io.BytesIO(file.read_bytes())).load()
-            tensors, places = metadata.state_dict_metadata.values(), metadata.storage_data.values()
-            sound = all(type(part) is TensorStorageMetadata for part in tensors)
-            strange = {place.relative_path for place in places} - set(self.files)
-        except Exception as error:  # a hostile pickle may raise anything
-            raise DamagedCheckpoint(f"{file} is not the metadata of a checkpoint: {error}") from error
-        if not sound or strange:
-            raise DamagedCheckpoint(f"{file} refers to {sorted(strange) or 'pickles'}; only listed tensors are read")
-        metadata.storage_meta = StorageMeta()
-        return metadata
-
-    def read_data(self, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> torch.futures.Future[None]:
-        """One file at a time, so that an error can name it; torch.load runs with weights_only there."""
-        place = {item: self.storage_data[item.storage_index].relative_path for item in plan.items}
-        for name in sorted(set(place.values())):
-            items = [item for item in plan.items if place[item] == name]
-            try:
-                super().read_data(dataclasses.replace(plan, items=items), planner)
-            except Exception as error:
-                reason = str(error).partition("\n")[0]
-                raise DamagedCheckpoint(f"{self.path}/{name} cannot be read as tensors: {reason}") from error
-        return super().read_data(dataclasses.replace(plan, items=[]), planner)
-
-
-class _LoadPlanner(DefaultLoadPlanner):
-    def load_bytes(self, read_item: dcp.planner.ReadItem, value: io.BytesIO) -> None:  # noqa: ARG002
-        raise DamagedCheckpoint(f"{read_item.dest_index.fqn} is a pickle; only tensors are read")
-
-
-class _MetadataUnpickler(pickle._Unpickler):
-    """Knows the parts of DCP's metadata and nothing else; Python's own, since C's cannot be told about BUILD."""
-
-    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in METADATA_PARTS or (
-            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        ):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
-
-    def load_build(self) -> None:
-        if callable(self.stack[-2]):  # type: ignore[attr-defined]
-            raise pickle.UnpicklingError("it would change a class")
-        super().load_build()  # type: ignore[misc]
-
-    dispatch[pickle.BUILD[0]] = load_build
-
-
-def _grouped() -> bool:
-    return dist.is_available() and dist.is_initialized()
-
-
-def _is_first() -> bool:
-    return not _grouped() or dist.get_rank() == 0
-
-
-def _on_first(work: Callable[[], T]) -> T:
-    """What the first process made of it, or its error, on every process."""
-    if not _grouped():
-        return work()
-    outcome: list[Any] = [None, None]
-    if _is_first():
-        try:
-            outcome[0] = work()
-        except Exception as error:
-            outcome[1] = error
-    dist.broadcast_object_list(outcome, src=0)
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]
-
-
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """DCP's exception is no Exception and prints every rank's traceback: gives the cause instead."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        try:
-            yield
-        except dcp.CheckpointException as error:
-            causes = [cause for cause, _ in error.failures.values()]
-            telling = [cause for cause in causes if isinstance(cause, OSError | DamagedCheckpoint)]
-            raise (telling or causes)[0] from error

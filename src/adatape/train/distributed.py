@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,8 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from adatape.data.batch import Part
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -107,15 +109,25 @@ def agreed(flag: bool, device: torch.device) -> bool:
     return bool(summed(torch.tensor(float(flag), device=device)) > 0)
 
 
-def first_does(action: Callable[[], Any]) -> None:
-    """The first process acts; the others wait until it has, and fail with it."""
-    error: list[Any] = [None]
-    if part().rank == 0:
+def grouped() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def is_first() -> bool:
+    return not grouped() or dist.get_rank() == 0
+
+
+def on_first(work: Callable[[], T]) -> T:
+    """What the first process made of it, or its error, on every process: none waits for ever."""
+    if not grouped():
+        return work()
+    outcome: list[Any] = [None, None]
+    if is_first():
         try:
-            action()
-        except Exception as raised:  # told to all, so that none waits for ever
-            error = [raised]
-    if dist.is_initialized():
-        dist.broadcast_object_list(error)
-    if error[0] is not None:
-        raise error[0]
+            outcome[0] = work()
+        except Exception as error:
+            outcome[1] = error
+    dist.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]

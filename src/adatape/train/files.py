@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,9 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 PARTIAL = ".partial"
+_umask = os.umask(0)
+os.umask(_umask)
+READABLE = 0o666 & ~_umask  # as for any other new file
 
 
 @contextmanager
@@ -19,6 +23,7 @@ def whole(path: Path) -> Iterator[Path]:
     try:
         with named(path):
             yield partial
+            partial.chmod(READABLE)  # safetensors leaves a file to its owner alone
             partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)

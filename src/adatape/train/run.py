@@ -14,7 +14,7 @@ from adatape.config import Experiment
 from adatape.measure.accuracy import Score
 from adatape.measure.cost import cost, total
 from adatape.train.checkpoint import newest_good
-from adatape.train.distributed import agreed, first_does, joined, local_device, restarted, whole_state
+from adatape.train.distributed import agreed, joined, local_device, on_first, restarted, whole_state
 from adatape.train.folder import CHECKPOINTS, RESULT, WEIGHTS, check_same, prepare, write, write_weights
 from adatape.train.journal import Journal
 from adatape.train.loop import Stats, Trainer
@@ -55,12 +55,12 @@ def run(
     with joined(place) as part, Stop() as stop:
         resume = (resume or restarted()) and (out / "config.json").is_file()
         if resume:
-            first_does(lambda: check_same(out, experiment))
+            on_first(lambda: check_same(out, experiment))
             if (out / RESULT).is_file():
                 return json.loads((out / RESULT).read_text())
         trainer = Trainer(experiment, place, part)  # what it refuses, it refuses before a folder is made
         if not resume:
-            first_does(lambda: prepare(out, experiment, device))
+            on_first(lambda: prepare(out, experiment, device))
         facts = go_back(trainer, out, say) if resume else {}
         return _Run(trainer, out, watch, stop, facts).carry_out()
 
@@ -213,7 +213,7 @@ def conclude(trainer: Trainer, out: Path, seconds: float) -> dict[str, Any]:
         write_weights(out / WEIGHTS, weights)
         write(out / RESULT, result)
 
-    first_does(write_both)
+    on_first(write_both)
     return result
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adatape.train.checkpoint import prune, save
-from adatape.train.distributed import first_does
+from adatape.train.distributed import on_first
 
 State = dict[str, dict[str, Tensor]]
 
@@ -41,7 +41,7 @@ class Saver:
 
     def _write(self, step: int, state: State, facts: dict[str, Any]) -> None:
         save(self.folder, step, state, facts)
-        first_does(lambda: prune(self.folder, upto=step))
+        on_first(lambda: prune(self.folder, upto=step))
 
     def _copy(self, state: State) -> None:
         """Into pinned memory, which is kept: to ask for it takes longer than to fill it."""

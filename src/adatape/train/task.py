@@ -14,7 +14,8 @@ from torch import nn
 import adatape.models  # noqa: F401  registers the models
 from adatape.config import Experiment, ImageModel, Images, Parity, SequenceModel
 from adatape.data.batch import Batch, Part
-from adatape.data.images import ImageSet, Tally, open_images
+from adatape.data.images import open_images
+from adatape.data.imageset import ImageSet, Tally
 from adatape.data.loaders import (
     DecodingLoader,
     Labelled,
@@ -29,7 +30,6 @@ from adatape.data.shard_loader import CHANNELS, ShardLoader, classes_of, labelle
 from adatape.data.shards import open_shards
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import wrap
-from adatape.models.init import init_as_flax
 from adatape.models.plain import Plain
 from adatape.models.sequence import build_sequence_model
 from adatape.train.release import read_weights
@@ -152,8 +152,6 @@ def build_image_model(model: ImageModel, size: int, channels: int, classes: int,
         built = wrap(built, **model.wrap)
     elif not isinstance(built, Adaptive):
         built = Plain(built)
-    if model.init == "flax" and not model.pretrained:
-        init_as_flax(built)
     if model.trains == "tape":
         _freeze_backbone(built)
     return built
