@@ -24,7 +24,7 @@ ORDER = [
     {"data"},
     {"measure"},
     {"train"},
-    {"show", "serve"},
+    {"show", "serve", "export"},
     {"cli"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms} | {"recipes": 0.5, "": len(ORDER)}

@@ -102,7 +102,11 @@ def test_images_of_other_channels_come_back_to_the_bit(channels: int, tmp_path: 
 
 def test_a_wrapped_vit_in_channels_last_comes_back_to_the_bit(tmp_path: Path) -> None:
     vit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, num_classes=4)
-    model = adatape.wrap(vit, bank="learn", bank_size=80, query=None).eval().to(memory_format=torch.channels_last)
+    model = (
+        adatape.wrap(vit, bank="learn", bank_size=80, query=None, gate=False)
+        .eval()
+        .to(memory_format=torch.channels_last)
+    )
     options = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 4, "bank": "learn", "bank_size": 80}
     again = loaded(release(model, "adatape_tiny_patch16_224", options, tmp_path / "out", **SAID))
     x = torch.randn(2, 3, 32, 32)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from timm.layers import PatchEmbed, lecun_normal_, resample_abs_pos_embed, trunc_normal_
 from torch import Tensor, nn
@@ -12,6 +16,9 @@ class Bank(nn.Module):
     """Gives the tokens that may be read for a batch: (c, d) for all samples, or (b, c, d)."""
 
     size: int  # tokens per sample (C)
+
+    def start_from(self, vit: Any) -> None:
+        """Takes from a pretrained ViT what helps at the start; a bank that has no use for it stays as it is."""
 
 
 class NoBank(Bank):
@@ -32,6 +39,21 @@ class LearnedBank(Bank):
             raise ValueError(f"bank_size is {size}; it must be at least 1")
         self.size = size
         self.tokens = nn.Parameter(trunc_normal_(torch.empty(size, width), std=0.02))
+
+    @torch.no_grad()
+    def start_from(self, vit: Any) -> None:
+        """What the ViT makes of noise at random places: blocks know such tokens, and no two are alike."""
+        embed, like = vit.patch_embed, next(vit.patch_embed.parameters())
+        if like.is_meta:
+            return
+        count, training = math.ceil(self.size / embed.num_patches), embed.training
+        noise = torch.randn(count, vit.in_chans, *embed.img_size, device=like.device, dtype=like.dtype)
+        tokens = embed.eval()(noise).reshape(-1, self.tokens.shape[1])[: self.size]
+        embed.train(training)
+        places = _positions(vit)
+        if places is not None:
+            tokens = tokens + places[0, torch.randint(places.shape[1], (self.size,), device=places.device)]
+        self.tokens.copy_(tokens)
 
     def forward(self, images: Tensor) -> Float[Tensor, "c d"]:  # noqa: ARG002
         return self.tokens
@@ -54,6 +76,26 @@ class InputBank(Bank):
             lecun_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
 
+    @torch.no_grad()
+    def start_from(self, vit: Any) -> None:
+        """A bank token is then what the ViT's own projection and positions make of that patch, magnified to its size.
+
+        A projection that does not see pixels (a hybrid's sees a convolutional network) leaves h1 as it was drawn.
+        """
+        if self.pos_embed.is_meta or next(vit.patch_embed.parameters()).is_meta:
+            return
+        proj, mine = vit.patch_embed.proj, self.h1.proj
+        if isinstance(proj, nn.Conv2d) and proj.stride == proj.kernel_size and proj.in_channels == mine.in_channels:
+            mine.weight.copy_(_seeing_magnified(proj.weight, self.patch))
+            mine.bias.copy_(torch.zeros_like(mine.bias) if proj.bias is None else proj.bias)
+        places = _positions(vit)
+        grids = self.h1.grid_size, vit.patch_embed.grid_size
+        nn.init.zeros_(self.pos_embed)
+        if places is not None:
+            self.pos_embed.copy_(resample_abs_pos_embed(places, *grids, num_prefix_tokens=0))
+        nn.init.eye_(self.h2.weight)
+        nn.init.zeros_(self.h2.bias)
+
     def set_input_size(self, image: tuple[int, int]) -> None:
         """Takes images of another size; positions are resampled as timm resamples a ViT's."""
         before = self.h1.grid_size
@@ -64,3 +106,16 @@ class InputBank(Bank):
 
     def forward(self, images: Float[Tensor, "b ch height width"]) -> Float[Tensor, "b c d"]:
         return self.h2(self.h1(images) + self.pos_embed)
+
+
+def _positions(vit: Any) -> Float[Tensor, "1 n d"] | None:
+    """A ViT's positions of its patches, without those of prefix tokens; None where it has none."""
+    positions = vit.pos_embed
+    return None if positions is None else positions.detach()[:, positions.shape[1] - vit.patch_embed.num_patches :]
+
+
+def _seeing_magnified(weight: Float[Tensor, "d ch height width"], patch: int) -> Float[Tensor, "d ch patch patch"]:
+    """The projection that gives for a patch what `weight` gives for it resized: the transpose of the resizing."""
+    one_pixel = torch.eye(patch * patch, device=weight.device).unflatten(1, (1, patch, patch))
+    resized = F.interpolate(one_pixel, weight.shape[-2:], mode="bicubic", antialias=True).flatten(1)
+    return (weight.float().flatten(2) @ resized.T).unflatten(2, (patch, patch)).to(weight.dtype)

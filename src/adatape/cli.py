@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -84,19 +84,124 @@ def train(
 
 
 def evaluate(
-    run: tyro.conf.Positional[Path], length: int | None = None, device: str = "auto", json: bool = False
+    run: tyro.conf.Positional[Path],
+    length: int | None = None,
+    budgets: str | None = None,
+    device: str = "auto",
+    json: bool = False,
 ) -> None:
-    """Score a finished run on the fixed test set.
+    """Score a finished run on the fixed test set; with budgets, at each of them, with a picture.
 
     Args:
         run: a run folder
         length: sequence length, if other than trained
+        budgets: steps with commas, as in 0,1,2,4,8
         device: cpu, cuda, or auto
         json: print one JSON object as the last line
     """
+    if budgets is not None:
+        from adatape.show.budget import print_budgets
+
+        if length is not None:
+            raise ValueError(f"length is {length} and budgets {budgets}; give one of them")
+        _print_json(print_budgets(run, _numbers("budgets", budgets, int), device), json)
+        return
     from adatape.show.training import print_evaluation
 
     _print_json(print_evaluation(run, length, device), json)
+
+
+def budget(
+    run: tyro.conf.Positional[Path],
+    latency: str | None = None,
+    gflops: float | None = None,
+    accuracy: str | None = None,
+    device: str = "auto",
+    json: bool = False,
+) -> None:
+    """Find the cheapest setting that meets a target on held-out data, and store it in the run's config.
+
+    Args:
+        run: a run folder
+        latency: most time for one image, as in 12ms
+        gflops: most multiply-adds for one image on average, in billions
+        accuracy: how far below the best it may fall, as in 0.5pt-of-best
+        device: cpu, cuda, or auto
+        json: print one JSON object as the last line
+    """
+    from adatape.show.budget import print_search
+
+    _print_json(print_search(run, latency, gflops, accuracy, device), json)
+
+
+def export(
+    run: tyro.conf.Positional[Path], to: Literal["onnx", "torch"] = "onnx", out: Path | None = None, json: bool = False
+) -> None:
+    """Export a finished run's model with dynamic batch and tape length.
+
+    Args:
+        run: a run folder
+        to: an ONNX file, or a program of torch.export
+        out: the file; default in the run folder
+        json: print one JSON object as the last line
+    """
+    from adatape.show.export import print_export
+
+    _print_json(print_export(run, to, out), json)
+
+
+def serve(
+    run: tyro.conf.Positional[Path | None] = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    queue: int = 256,
+    batch: int = 32,
+    device: str = "auto",
+) -> None:
+    """Answer over HTTP, with the explorer at /; without a run, a small model of digits that comes along.
+
+    Args:
+        run: a run folder
+        host: address to bind to; others than loopback want a token
+        port: port to bind to
+        token: bearer token that requests must carry
+        queue: requests that may wait before more are refused
+        batch: most images per forward pass
+        device: cpu, cuda, or auto
+    """
+    from adatape.show.serve import serve as start
+
+    start(run, host, port, token, queue, batch, device)
+
+
+def figures(run: tyro.conf.Positional[Path], samples: int = 2000, device: str = "auto", json: bool = False) -> None:
+    """Draw the paper's pictures from a run, into its folder.
+
+    Args:
+        run: a run folder
+        samples: test samples to look at
+        device: cpu, cuda, or auto
+        json: print one JSON object as the last line
+    """
+    from adatape.show.figures import print_figures
+
+    _print_json(print_figures(run, device, samples), json)
+
+
+def report(
+    runs: tyro.conf.Positional[tuple[Path, ...]], out: Path = Path("runs/report.html"), json: bool = False
+) -> None:
+    """Write one page, complete in itself, about some runs.
+
+    Args:
+        runs: run folders
+        out: the page
+        json: print one JSON object as the last line
+    """
+    from adatape.show.report import print_report
+
+    _print_json(print_report(list(runs), out), json)
 
 
 def fewshot(
@@ -213,7 +318,12 @@ VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "sweep": sweep,
     "eval": evaluate,
+    "budget": budget,
     "fewshot": fewshot,
+    "figures": figures,
+    "report": report,
+    "export": export,
+    "serve": serve,
     "release": release,
     "cost": cost,
     "models": models,

@@ -47,6 +47,8 @@ class Reading:
     """what scores are divided by before the softmax; None is √h"""
     norm: bool = True
     """whether query and bank pass their shared LayerNorm"""
+    sample_budgets: bool = False
+    """draw each training sample's most tokens from 0 to steps, so that one model is good at every budget"""
 
     @property
     def merged(self) -> int:
@@ -65,6 +67,16 @@ def merge_of(steps: int, threshold: float, merge: int | None) -> int:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What a trained model may spend; `adatape budget` finds one and stores it."""
+
+    steps: int
+    """most tape tokens, or most repetitions of a block"""
+    threshold: float | None = None
+    """where reading stops; None scales the trained one with steps"""
+
+
+@dataclass(frozen=True)
 class SequenceModel:
     """A Transformer on symbols; `reading` shows them only through a tape, `universal` repeats one block."""
 
@@ -79,6 +91,8 @@ class SequenceModel:
     """block index before which the tape joins"""
     tape_ffn: TapeFFN = "append"
     """where tape tokens take a feed-forward of their own"""
+    budget: Budget | None = None
+    """what the trained model is loaded with; training ignores it"""
 
 
 @dataclass(frozen=True)
@@ -162,10 +176,10 @@ class ImageModel:
     """a file of weights, or `hub` for those that timm knows"""
     wrap: dict[str, Any] | None = None
     """keywords of adatape.wrap, where a plain ViT is to read a tape"""
-    init: Literal["timm", "flax"] = "timm"
-    """how blocks start: normal of 0.02, or Xavier as in the paper's code"""
     trains: Literal["all", "tape"] = "all"
     """tape: only what wrapping added, and the head"""
+    budget: Budget | None = None
+    """what the trained model is loaded with; training ignores it"""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""TapeBlock: timm's Block with a feed-forward of its own for tape rows."""
+"""TapeBlock: timm's Block with a feed-forward of its own for tape rows; TapeGate: how far heads look at those rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from jaxtyping import Float
 from timm.layers import GluMlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
+
+SHUT = 1e-16  # a tape key that scores 20 above every input's then still moves no digit of float32
+SPEED = 10.0  # Adam moves a parameter by its rate; a gate has to come from 0 to about 1 at a fine-tuning rate
 
 
 def tape_mlp(width: int, hidden: int) -> GluMlp:
@@ -60,3 +63,22 @@ class TapeBlocksFrom:
     def __call__(self, depth: int = 0, **kwargs: Any) -> Block:
         kind = TapeBlock if depth >= self.layer else Block
         return kind(depth=depth, **kwargs)
+
+
+class TapeGate(nn.Module):
+    """What attention to the tape is multiplied by, for each block and head: next to nothing at first.
+
+    A gate enters as log g on the tape's keys, so mass on the tape, and with it what the tape changes, is proportional
+    to g: at the start the model computes what it did without a tape, while the gradient of g is as large as ever.
+    g is the parameter's absolute value, with slope 1 at zero: where a fresh tape does harm, a gate that may be
+    negative is shut by its first step, and behind a shut gate the tape learns nothing that is worth opening it for.
+    """
+
+    def __init__(self, blocks: int, heads: int) -> None:
+        super().__init__()
+        self.open = nn.Parameter(torch.zeros(blocks, heads))
+
+    def forward(self) -> Float[Tensor, "blocks heads"]:
+        """Log-gates, in float32 or better."""
+        opened = self.open.to(torch.promote_types(self.open.dtype, torch.float32))
+        return (SHUT + SPEED * torch.where(opened < 0, -opened, opened)).log()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from adatape.atr import Choose, highest, read_tape, wide
 from adatape.config import Choice, Reading
 from adatape.keyed import keys_of, normal, uniform
+from adatape.layout import hide_beyond
 from adatape.records import Tape
 
 
@@ -58,11 +59,9 @@ class TapeReader(nn.Module):
             threshold = self.reading.threshold * steps / self.reading.steps
         elif not threshold > 0:
             raise ValueError(f"threshold is {threshold}; it must be positive")
-        if steps > self.reading.steps:
-            warnings.warn(
-                f"steps is {steps}; the model was built, and perhaps trained, for at most {self.reading.steps}",
-                stacklevel=3,
-            )
+        else:
+            _warn_beyond("threshold", threshold, self.reading.threshold)
+        _warn_beyond("steps", steps, self.reading.steps)
         self.steps, self.threshold = steps, threshold
 
     def forward(
@@ -77,6 +76,8 @@ class TapeReader(nn.Module):
                 query = query + self.reading.noise * _noise(query, key)
             query, bank = self._norm(query), self._norm(bank)
             tape = self.read(query, bank, self._hidden(query, bank, key))
+            if self.training and self.reading.sample_budgets:
+                tape = hide_beyond(tape, _drawn_budget(query, self.steps, key))
         return tape._replace(tokens=tape.tokens.to(dtype))
 
     def read(self, query: Tensor, bank: Tensor, taken: Tensor | None) -> Tape:
@@ -122,6 +123,19 @@ def _chance(like: Float[Tensor, "b d"], count: int, key: Int[Tensor, "b"] | None
     if key is None:
         return torch.rand(like.shape[0], count, device=like.device)
     return uniform(keys_of(2, key), count)
+
+
+def _drawn_budget(like: Float[Tensor, "b d"], steps: int, key: Int[Tensor, "b"] | None) -> Int[Tensor, "b"]:
+    """From 0 to `steps`, evenly."""
+    if key is None:
+        return torch.randint(steps + 1, (like.shape[0],), device=like.device)
+    return (uniform(keys_of(3, key), 1).squeeze(1) * (steps + 1)).long()
+
+
+def _warn_beyond(name: str, value: float, built: float) -> None:
+    if value > built:
+        text = f"{name} is {value}; the model was built, and perhaps trained, for at most {built}"
+        warnings.warn(text, stacklevel=4)  # whoever called the model's set_budget
 
 
 def _check_reading(reading: Reading, width: int) -> None:

@@ -87,12 +87,12 @@ def _adatape(model: AdaTape, tape: int) -> list[Part]:
         blocks += block_macs(block, inputs, joined)
         if isinstance(block, TapeBlock):
             own_ffns.append(block.tape_mlp)
-    own = _count(*own_ffns)
+    own, gate = _count(*own_ffns), [] if model.gate is None else [model.gate]
     return [
         _embedding(vit),
         Part("bank", _count(model.bank), token_macs(model.bank) if tape else 0),
         Part("reader", _count(reader), _read_macs(model.reader, model.bank.size, tape)),
-        Part("blocks", _count(vit.blocks, vit.norm) - own + _count(model.append_mlp), blocks),
+        Part("blocks", _count(vit.blocks, vit.norm, *gate) - own + _count(model.append_mlp), blocks),
         Part("tape feed-forwards", own, tape * sum(_per_token(ffn) for ffn in own_ffns)),
         _head(vit),
     ]

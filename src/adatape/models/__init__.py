@@ -1,6 +1,9 @@
 """Importing this package registers every model with timm."""
 
-from adatape.models import vit  # noqa: F401  PlainViT, ViT-3FFN and plain ViTs that timm lacks
+from adatape.models import (
+    retrofit,  # noqa: F401  `adatape`, around any backbone
+    vit,  # noqa: F401  PlainViT, ViT-3FFN and plain ViTs that timm lacks
+)
 from adatape.models.adatape import AdaTape, wrap
 from adatape.models.avit import AViT
 from adatape.models.plain import Plain

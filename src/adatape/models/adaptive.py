@@ -10,6 +10,7 @@ from timm.layers import Format
 from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
@@ -169,6 +170,11 @@ def filter_checkpoint(state: dict[str, Any], model: Adaptive) -> dict[str, Any]:
 
 
 def check_backbone(vit: nn.Module) -> None:
+    if isinstance(vit, Eva):
+        raise TypeError(
+            "the backbone is an Eva (EVA-02, DINOv3, …), which rotates queries and keys by their place in the grid; "
+            "a tape token has none, so it must be a timm VisionTransformer"
+        )
     if not isinstance(vit, VisionTransformer):
         raise TypeError(f"the backbone is a {type(vit).__name__}; it must be a timm VisionTransformer")
     if isinstance(vit, VisionTransformerDistilled):

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from adatape.ablation import ActReader, make_reader
 from adatape.banks import Bank, InputBank, LearnedBank, NoBank
 from adatape.config import ReaderName, Reading, TapeFFN
-from adatape.encoder import TapeBlock, TapeBlocksFrom, tape_mlp
-from adatape.layout import append, key_mask
+from adatape.encoder import TapeBlock, TapeBlocksFrom, TapeGate, tape_mlp
+from adatape.layout import append, key_bias, key_mask
 from adatape.models.adaptive import Adaptive, Visit, Walk, check_backbone
-from adatape.models.registry import SIZES, register
+from adatape.models.registry import SIZES, register, split
 from adatape.records import Tape
 
 BankName = Literal["input", "learn"]
 QueryName = Literal["mean", "token"]
+READING_FIELDS = [field.name for field in dataclasses.fields(Reading)]
 FFN_PLACES: dict[TapeFFN, tuple[str, ...]] = {
     "none": (),
     "append": ("append",),
@@ -33,7 +34,8 @@ class AdaTape(Adaptive):
 
     `tape_ffn` says where tape tokens take a feed-forward of their own: once when appended (the paper's ImageNet
     models), in each block that follows, in both (its JFT models), or nowhere. `query` is the mean of the tokens or
-    the class token; by default it is what the ViT pools. `reader` names an ablation of the reader.
+    the class token; by default it is what the ViT pools. `reader` names an ablation of the reader. With `gate` the
+    model starts as the ViT, whatever its budget: heads open to the tape as they learn to, and no tape row is pooled.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class AdaTape(Adaptive):
         layer: int = 1,
         tape_ffn: TapeFFN = "append",
         query: QueryName | None = None,
+        gate: bool = False,
     ) -> None:
         super().__init__(vit)
         reading = reading or Reading()
@@ -59,6 +62,7 @@ class AdaTape(Adaptive):
         self.append_mlp = (
             tape_mlp(vit.embed_dim, _hidden_width(vit)) if "append" in FFN_PLACES[tape_ffn] else nn.Identity()
         )
+        self.gate = TapeGate(len(vit.blocks) - layer, _heads(vit)) if gate else None
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Turns the cost up or down, at any time: steps=0 is the plain ViT, bit for bit; no argument resets."""
@@ -72,23 +76,30 @@ class AdaTape(Adaptive):
     def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:
         tokens = self.embed(x)
         inputs, tape, visible = tokens.shape[1], None, None
+        gates = None if self.gate is None else self.gate().to(tokens.dtype)
         for layer, block in enumerate(self.vit.blocks):
             if layer == self.layer and self.reader.steps > 0:
                 tape = self.reader(self._query(tokens), self.bank(x), key)
                 tokens, visible = append(tokens, self.append_mlp(tape.tokens), tape.mask)
-            tokens = self.run_block(block, tokens, **self._tape_arguments(block, tape, visible))
+            tokens = self.run_block(block, tokens, **self._tape_arguments(layer, tape, visible, gates))
             visit(layer, tokens[:, :inputs])
         ponder = tokens.new_zeros(tokens.shape[0], dtype=torch.float32) if tape is None else tape.ponder
+        if gates is not None:
+            return Walk(tokens[:, :inputs], ponder, None, tape)
         return Walk(tokens, ponder, visible, tape)
 
-    def _tape_arguments(self, block: nn.Module, tape: Tape | None, visible: Tensor | None) -> dict[str, Any]:
+    def _tape_arguments(
+        self, layer: int, tape: Tape | None, visible: Tensor | None, gates: Tensor | None
+    ) -> dict[str, Any]:
         if tape is None or visible is None:
             return {}
-        arguments: dict[str, Any] = {"attn_mask": key_mask(visible)}
-        if isinstance(block, TapeBlock):
-            arguments["tape"] = tape.mask.shape[1]
+        length = tape.mask.shape[1]
+        mask = key_mask(visible) if gates is None else key_bias(visible, gates[layer - self.layer], length)
+        arguments: dict[str, Any] = {"attn_mask": mask}
+        if isinstance(self.vit.blocks[layer], TapeBlock):
+            arguments["tape"] = length
         if self._scales_after_norm():
-            ones = tape.weight.new_ones(visible.shape[0], visible.shape[1] - tape.mask.shape[1])
+            ones = tape.weight.new_ones(visible.shape[0], visible.shape[1] - length)
             arguments["scale"] = torch.cat([ones, tape.weight.sum(-1)], 1)
         return arguments
 
@@ -99,14 +110,20 @@ class AdaTape(Adaptive):
         return tokens[:, 0] if self.query == "token" else tokens.mean(1)
 
     def no_weight_decay(self) -> set[str]:
-        ours = {"bank.pos_embed"} if isinstance(self.bank, InputBank) else set()
-        return super().no_weight_decay() | ours
+        places = {"bank.pos_embed"} if isinstance(self.bank, InputBank) else set()
+        gates = set() if self.gate is None else {"gate.open"}
+        return super().no_weight_decay() | places | gates
 
 
 def _hidden_width(vit: VisionTransformer) -> int:
     """The width inside the ViT's own feed-forward, gated or not; four times its own where a block has none apart."""
     last = getattr(getattr(vit.blocks[0], "mlp", None), "fc2", None)
     return last.in_features if isinstance(last, nn.Linear) else 4 * vit.embed_dim
+
+
+def _heads(vit: VisionTransformer) -> int:
+    """Heads of the ViT's attention, wherever its kind of block keeps them."""
+    return next(module.num_heads for module in vit.blocks.modules() if hasattr(module, "num_heads"))
 
 
 def _check_placement(vit: VisionTransformer, layer: int, tape_ffn: str, query: str) -> None:
@@ -133,11 +150,23 @@ def wrap(
     patch: int = 8,
     bank_size: int = 10_000,
     reading: Reading | None = None,
+    gate: bool = True,
     **options: Any,
 ) -> AdaTape:
-    """AdaTape around a ViT that exists already; `options` are AdaTape's own (layer, tape_ffn, query)."""
+    """AdaTape around a ViT that exists already, and computes what the ViT does until it is trained.
+
+    `options` are AdaTape's own (layer, tape_ffn, query, reader) and fields of `Reading`. The bank starts from the
+    ViT's patch embedding. `gate=False` lets every head look at the tape at once, as in a model trained from scratch.
+    The ViT keeps its blocks: tape_ffn with "blocks" needs one that was built with `block_fn=TapeBlocksFrom(layer)`.
+    """
     check_backbone(vit)
-    return AdaTape(vit, make_bank(bank, vit, patch, bank_size), reading or default_reading(bank), **options)
+    fields, own = split(options, READING_FIELDS)
+    reading = dataclasses.replace(reading or default_reading(bank), **fields)
+    source = make_bank(bank, vit, patch, bank_size)
+    if source is not bank:
+        source.start_from(vit)
+    like = next(vit.parameters())
+    return AdaTape(vit, source, reading, gate=gate, **own).to(like.device, like.dtype).train(vit.training)
 
 
 def make_bank(bank: BankName | Bank, vit: VisionTransformer, patch: int, bank_size: int) -> Bank:
@@ -166,20 +195,19 @@ def build(
     reader: ReaderName = "adaptive",
     layer: int = 1,
     query: QueryName | None = None,
+    gate: bool = False,
     **options: Any,
 ) -> AdaTape:
     """An AdaTape from scratch; `options` are fields of `Reading` and arguments of timm's VisionTransformer."""
     if bank not in ("input", "learn"):
         raise ValueError(f"bank is {bank!r}; it must be 'input' or 'learn'")
-    reading = dataclasses.replace(
-        default_reading(bank, large=options.get("depth", 12) > 12),
-        **{field.name: options.pop(field.name) for field in dataclasses.fields(Reading) if field.name in options},
-    )
+    fields, options = split(options, READING_FIELDS)
+    reading = dataclasses.replace(default_reading(bank, large=options.get("depth", 12) > 12), **fields)
     pooling: dict[str, Any] = {} if bank == "learn" else {"class_token": False, "global_pool": "avg", "fc_norm": False}
     blocks: dict[str, Any] = {"block_fn": TapeBlocksFrom(layer)} if "blocks" in tape_ffn else {}
     vit = VisionTransformer(**{**pooling, **blocks, **options})
     source = NoBank() if reader == "fixed" else make_bank(bank, vit, bank_patch, bank_size)
-    return AdaTape(vit, source, reading, reader=reader, layer=layer, tape_ffn=tape_ffn, query=query)
+    return AdaTape(vit, source, reading, reader=reader, layer=layer, tape_ffn=tape_ffn, query=query, gate=gate)
 
 
 for _size, _shape in SIZES.items():

@@ -1,28 +1,207 @@
-"""Pictures."""
+"""The pictures of a finished run, and the demo's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
+import torch
 from matplotlib.figure import Figure
-from matplotlib.patches import Arc, Circle, Rectangle
+from rich.console import Console
+from rich.table import Table
 
+from adatape.banks import InputBank, LearnedBank
+from adatape.config import Experiment, ImageModel, Images, Parity
+from adatape.data.images import open_images
+from adatape.data.parity import Sequences, held_out_set
 from adatape.measure.accuracy import Score
+from adatape.measure.reading import Reads, collect, inputs_at, spread_batches, taken_counts, telling_sequence
+from adatape.models.adaptive import Adaptive
+from adatape.show.gallery import COLUMNS, ROWS, Grid, draw_gallery, easiest_first, varied
+from adatape.show.pictures.budgets import draw_budgets
+from adatape.show.pictures.parity import LONGEST, Points, draw_curves, draw_lengths, draw_reading
+from adatape.show.pictures.reading import draw_heatmap, draw_lengths_by_answer, draw_lengths_by_class, draw_long_tail
+from adatape.show.pictures.style import save
+from adatape.show.pictures.training import draw_training
+from adatape.show.terminal import TABLE, pick_device
+from adatape.train.folder import load_run
+from adatape.train.journal import METRICS, lines_of
 
-TEXT = {-1: "white", 0: "#30343B", 1: "#30343B"}
-COLOURS = {-1: "#4C78A8", 0: "#B8B8B8", 1: "#F2A93B"}
-Curves = Mapping[Any, list[tuple[int, Score]]]
+FIGURES, BUDGETS = "figures", "budgets.json"
+TELLING = 64  # sequences among which one is chosen to be drawn
 
-INK, ALERT = "#30343B", "#C8382E"
-LINES = {"adatape": "#1B7F5C", "transformer": "#8A5FBF"}
+
+class Finished(NamedTuple):
+    """A finished run with what its model read of the test set."""
+
+    folder: Path
+    experiment: Experiment
+    model: Adaptive
+    device: torch.device
+    samples: int
+    reads: Reads
+
+    @property
+    def out(self) -> Path:
+        return self.folder / FIGURES
+
+    def batches(self) -> Iterator[Any]:
+        return spread_batches(self.experiment, self.samples, self.device)
+
+    @property
+    def has_tape(self) -> bool:
+        return self.reads.taken.shape[1] > 0
+
+
+def print_figures(folder: Path, device: str, samples: int = 2000) -> dict[str, Any]:
+    """Draws all that applies to a run into its figures/ folder."""
+    experiment, model = load_run(folder)
+    place = torch.device(pick_device(device))
+    reads = collect(model.to(place), spread_batches(experiment, samples, place))
+    done = Finished(folder, experiment, model, place, samples, reads)
+    table = Table("figure", "what it shows", title=str(folder), **TABLE)
+    drawn: dict[str, str] = {}
+    for what, draw in DRAWN.items():
+        for path in draw(done):
+            drawn[path.stem] = str(path)
+            table.add_row(str(path.relative_to(folder)), what)
+    Console().print(table)
+    return {"out": str(done.out), "figures": drawn, "samples": len(reads.label)}
+
+
+def _those(path: Path | None) -> list[Path]:
+    return [] if path is None else [path]
+
+
+def _training(run: Finished) -> list[Path]:
+    title = f"{run.experiment.recipe}, {model_name(run.experiment)}"
+    return _those(draw_training(run.out / "training.png", lines_of(run.folder / METRICS), title))
+
+
+def _parity(run: Finished) -> list[Path]:
+    data, reading = run.experiment.data, getattr(getattr(run.model, "reader", None), "reading", None)
+    if not isinstance(data, Parity) or reading is None or reading.merged != 2 or data.length > LONGEST:
+        return []
+    lines = [line for line in lines_of(run.folder / METRICS) if line.get("kind", "validation") == "validation"]
+    curve = [(int(line["step"]), float(line["accuracy"])) for line in lines]
+    told = telling_sequence(run.model, Sequences(*(each.to(run.device) for each in held_out_set(data.length, TELLING))))
+    lengths = torch.bincount(run.reads.length).tolist()
+    return [_draw_parity(run.out / "parity.png", {"adatape": curve}, lengths, *told)]
+
+
+def _heatmap(run: Finished) -> list[Path]:
+    bank = getattr(run.model, "bank", None)
+    if not isinstance(bank, InputBank) or not run.has_tape:
+        return []
+    counts = taken_counts(run.reads, bank.size).numpy()
+    shape = (run.out / "heatmap.png", counts, tuple(bank.h1.grid_size), len(run.reads.label), bank.patch)
+    return [draw_heatmap(*shape)]
+
+
+def _long_tail(run: Finished) -> list[Path]:
+    bank = getattr(run.model, "bank", None)
+    if not isinstance(bank, InputBank | LearnedBank) or not run.has_tape:
+        return []
+    counts = taken_counts(run.reads, bank.size).sum(0).numpy()
+    learned = isinstance(bank, LearnedBank)
+    return [draw_long_tail(run.out / "long_tail.png", counts, len(run.reads.label), learned)]
+
+
+def _lengths(run: Finished) -> list[Path]:
+    if not run.has_tape:
+        return []
+    reads = run.reads
+    return [draw_lengths_by_answer(run.out / "lengths.png", reads.length.numpy(), reads.right.numpy())]
+
+
+def _lengths_by_class(run: Finished) -> list[Path]:
+    if not run.has_tape or not isinstance(run.experiment.data, Images):
+        return []
+    names, reads = class_names(run.experiment, run.reads), run.reads
+    return [draw_lengths_by_class(run.out / "lengths_by_class.png", reads.length.numpy(), reads.label.numpy(), names)]
+
+
+def _galleries(run: Finished) -> list[Path]:
+    if not isinstance(run.experiment.data, Images):
+        return []
+    bank, reads = getattr(run.model, "bank", None), run.reads
+    grid = Grid(*bank.h1.grid_size) if isinstance(bank, InputBank) and run.has_tape else None
+    order, names = easiest_first(reads), class_names(run.experiment, reads)
+    mistakes = [place for place in order[::-1] if not reads.right[place]]
+    least, most = _extremes(run)
+    chosen = {
+        name: (title, varied(places, reads.label, COLUMNS * ROWS))
+        for name, title, places in (
+            ("easy", f"Easy: {least}", order),
+            ("hard", f"Hard: {most}", order[::-1]),
+            ("mistakes", f"Mistakes, true class → answer: {len(mistakes):,} of {len(order):,}", mistakes),
+        )
+    }
+    images = inputs_at(run.batches(), {place for _, places in chosen.values() for place in places})
+    order_note = "; numbers: reading order" if grid else ""
+    return [
+        draw_gallery(run.out / f"{name}.png", f"{title}{order_note}", places, images, reads, names, grid)
+        for name, (title, places) in chosen.items()
+        if places
+    ]
+
+
+def _extremes(run: Finished) -> tuple[str, str]:
+    if run.has_tape:
+        return "shortest tapes", "longest tapes"
+    adapts = bool((run.reads.macs != run.reads.macs[0]).any())
+    return ("least work", "most work") if adapts else ("surest answers", "least sure answers")
+
+
+def _quality(run: Finished) -> list[Path]:
+    return _those(draw_budgets(run.out / "quality.png", budget_rows(run.out / BUDGETS)))
+
+
+DRAWN: dict[str, Callable[[Finished], list[Path]]] = {
+    "loss, accuracy and tape length by step": _training,
+    "parity: accuracy, tape lengths, one sequence with its pairs": _parity,
+    "how often each patch of the image is read": _heatmap,
+    "selections of each bank token, most selected first": _long_tail,
+    "tape lengths of all samples, of right and of wrong answers": _lengths,
+    "tape lengths by class": _lengths_by_class,
+    "easy and hard samples, and mistakes": _galleries,
+    "accuracy against cost at several budgets": _quality,
+}
+
+
+def budget_rows(path: Path) -> list[dict[str, Any]]:
+    """The measurements of `adatape eval --budgets`, as a list or as `rows`; none where there is no such file."""
+    if not path.is_file():
+        return []
+    try:
+        found = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    rows = found.get("rows", []) if isinstance(found, dict) else found
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def class_names(experiment: Experiment, reads: Reads) -> list[str]:
+    data = experiment.data
+    if isinstance(data, Parity):
+        return ["even", "odd"]
+    if data.source != "shards":
+        return open_images(data, "test").names
+    return [str(n) for n in range(1 + int(max(reads.label.max(), reads.answer.max())))]
+
+
+def model_name(experiment: Experiment) -> str:
+    model = experiment.model
+    if isinstance(model, ImageModel):
+        return model.name
+    return "adatape" if model.reading else "ut" if model.universal else "transformer"
 
 
 def draw_demo(
     path: Path,
-    curves: Curves,
+    curves: Mapping[Any, Sequence[tuple[int, Score]]],
     lengths: Sequence[int],
     symbols: Sequence[int],
     pairs: Sequence[Sequence[int]],
@@ -30,80 +209,14 @@ def draw_demo(
     answer: int,
 ) -> Path:
     """Learning curves, tape lengths, and one sequence with its pairs as the reader took them."""
+    accuracy = {system: [(step, each.accuracy) for step, each in points] for system, points in curves.items()}
+    return _draw_parity(path, accuracy, lengths, symbols, pairs, weights, answer)
+
+
+def _draw_parity(path: Path, curves: Mapping[Any, Points], lengths: Sequence[int], *told: Any) -> Path:
     figure = Figure(figsize=(11, 7.2), layout="constrained", facecolor="white")
     grid = figure.add_gridspec(2, 3, height_ratios=(1, 1.25))
     draw_curves(figure.add_subplot(grid[0, :2]), curves)
     draw_lengths(figure.add_subplot(grid[0, 2]), lengths)
-    draw_reading(figure.add_subplot(grid[1, :]), symbols, pairs, weights, answer)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    return path
-
-
-def draw_curves(axes: Axes, curves: Curves) -> None:
-    for system, points in curves.items():
-        steps, accuracy = [step for step, _ in points], [100 * result.accuracy for _, result in points]
-        axes.plot(steps, accuracy, color=LINES.get(system, INK), linewidth=2, label=system)
-    axes.axhline(50, color=INK, linewidth=0.8, linestyle=":")
-    axes.set(
-        title="Is the number of ones odd?", xlabel="training step", ylabel="validation accuracy (%)", ylim=(40, 103)
-    )
-    axes.legend(frameon=False, loc="center right")
-    _tidy(axes)
-
-
-def draw_lengths(axes: Axes, lengths: Sequence[int]) -> None:
-    axes.bar(range(len(lengths)), lengths, color=LINES["adatape"])
-    axes.set(title="Tape tokens read", xlabel="tape length", ylabel="test sequences")
-    axes.set_xlim(-0.5, len(lengths) - 0.5)
-    _tidy(axes)
-
-
-def draw_reading(
-    axes: Axes, symbols: Sequence[int], pairs: Sequence[Sequence[int]], weights: Sequence[Sequence[float]], answer: int
-) -> None:
-    """Arcs join the symbols read together, numbered in reading order; below, the tape that they make."""
-    top = 0.0
-    for number, pair in enumerate(pairs, 1):
-        left, right = min(pair), max(pair)
-        mixed = symbols[left] != symbols[right]
-        reach = right - left
-        height = 0.5 + 0.16 * reach
-        top = max(top, height)
-        style: Any = {"color": ALERT, "linewidth": 2.2} if mixed else {"color": INK, "linewidth": 0.9}
-        axes.add_patch(Arc(((left + right) / 2, 0.42), reach, 2 * height, theta1=0, theta2=180, **style))
-        label: Any = {"color": ALERT if mixed else INK, "fontweight": "bold" if mixed else "normal"}
-        axes.text((left + right) / 2, 0.42 + height, str(number), ha="center", va="bottom", fontsize=9, **label)
-    for place, symbol in enumerate(symbols):
-        axes.add_patch(Circle((place, 0), 0.38, facecolor=COLOURS[symbol], edgecolor=INK, linewidth=0.8))
-        axes.text(place, 0, f"{symbol}".replace("-", "−"), ha="center", va="center", fontsize=11, color=TEXT[symbol])
-    _draw_tape(axes, symbols, pairs, weights)
-    ones = sum(symbol == 1 for symbol in symbols)
-    verdict = f"{ones} ones: {'odd' if ones % 2 else 'even'}; AdaTape answers {'odd' if answer else 'even'}"
-    axes.set_title(f"One sequence as it was read: equal symbols pair up, an odd count leaves a mixed pair.\n{verdict}")
-    axes.set(xlim=(-2.6, len(symbols) - 0.4), ylim=(-2.4, top + 1.0), aspect="equal")
-    axes.axis("off")
-
-
-def _draw_tape(
-    axes: Axes, symbols: Sequence[int], pairs: Sequence[Sequence[int]], weights: Sequence[Sequence[float]]
-) -> None:
-    for height, name in ((0, "sequence"), (-1.6, "tape")):
-        axes.text(-0.8, height, name, ha="right", va="center", color=INK)
-    room = len(symbols) / len(pairs)
-    width = 0.75 * room
-    for number, (pair, weight) in enumerate(zip(pairs, weights, strict=True)):
-        centre = (number + 0.5) * room - 0.5
-        left = centre - width / 2
-        for place, share in zip(pair, weight, strict=True):
-            axes.add_patch(Rectangle((left, -1.9), width * share, 0.6, facecolor=COLOURS[symbols[place]], linewidth=0))
-            left += width * share
-        mixed = len({symbols[place] for place in pair}) > 1
-        edge: Any = {"edgecolor": ALERT if mixed else INK, "linewidth": 2.2 if mixed else 0.8}
-        axes.add_patch(Rectangle((centre - width / 2, -1.9), width, 0.6, fill=False, **edge))
-        axes.text(centre, -2.2, str(number + 1), ha="center", va="center", fontsize=9, color=ALERT if mixed else INK)
-
-
-def _tidy(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.25)
+    draw_reading(figure.add_subplot(grid[1, :]), *told)
+    return save(figure, path, 130)

@@ -75,17 +75,16 @@ def print_release(folder: Path, to: Path) -> dict[str, Any]:
     data, settings = experiment.data, experiment.model
     if not isinstance(data, Images) or not isinstance(settings, ImageModel):
         raise ValueError(f"{folder} is a run on {type(data).__name__}; timm's format is for models of images")
-    if settings.wrap is not None:
-        raise ValueError(f"{folder} holds a wrapped ViT; timm's format cannot rebuild a wrapper yet")
     test = open_images(data, "test")
     shape = {"img_size": data.size, "in_chans": test.channels, "num_classes": test.classes}
     result = json.loads((folder / RESULT).read_text())
     command = json.loads((folder / "env.json").read_text())["command"]
     grey = test.channels
+    wrapped = {} if settings.wrap is None else {"backbone": settings.name, **settings.wrap}
     release(
         model,
-        settings.name,
-        {**shape, **settings.options},
+        "adatape" if wrapped else settings.name,
+        {**shape, **settings.options, **wrapped},
         to,
         result=result,
         command=command,

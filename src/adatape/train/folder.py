@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import platform
 import subprocess
@@ -16,9 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import adatape
-from adatape.config import Experiment, Parity, from_dict, to_dict
+from adatape.config import Budget, Experiment, Parity, from_dict, to_dict
+from adatape.measure.budget import apply_budget
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
+from adatape.reader import TapeReader
 from adatape.train.files import PARTIAL, whole
 from adatape.train.release import read_weights
 from adatape.train.task import build_for
@@ -34,26 +37,36 @@ def prepare(out: Path, experiment: Experiment, device: str) -> None:
         hint = f"`adatape train {out}` goes on with it, or " if (out / "config.json").is_file() else ""
         raise FileExistsError(f"{out} exists and is not empty; {hint}choose another --out or remove it")
     out.mkdir(parents=True, exist_ok=True)
-    write(out / "config.json", to_dict(experiment))
+    write(out / "config.json", to_dict(with_budget(experiment, None)))  # a budget belongs to weights, not to a replay
     write(out / "env.json", environment(device))
 
 
 def check_same(out: Path, experiment: Experiment) -> None:
     """Going on with another experiment than the folder's would mix two; how it is carried out may change."""
-    before, now = (to_dict(each) for each in (load_config(out / "config.json"), experiment))
+    both = (load_config(out / "config.json"), experiment)
+    before, now = (to_dict(with_budget(each, None)) for each in both)
     differ = [name for name in now if name != "engine" and before[name] != now[name]]
     if differ:
         raise ValueError(f"{out} holds another experiment: {', '.join(differ)} differ; choose another --out")
 
 
-def load_run(folder: Path, length: int | None = None) -> tuple[Experiment, Adaptive]:
-    """A finished run's model; at another sequence length than it was trained on, its budget scales along."""
+def with_budget(experiment: Experiment, budget: Budget | None) -> Experiment:
+    return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, budget=budget))
+
+
+def load_run(folder: Path, length: int | None = None, stored_budget: bool = True) -> tuple[Experiment, Adaptive]:
+    """A finished run's model, at the budget stored with it unless that is to be ignored.
+
+    At another sequence length than it was trained on, its budget scales along.
+    """
     for name in (Path("config.json"), WEIGHTS):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}; it must be the folder of a finished run")
     experiment = load_config(folder / "config.json")
     model = build_for(experiment)
     load_weights(model, folder / WEIGHTS)
+    if stored_budget and experiment.model.budget is not None:
+        apply_budget(model, experiment.model.budget)
     if length is not None:
         _at_length(experiment, model, length)
     return experiment, model
@@ -80,8 +93,9 @@ def _at_length(experiment: Experiment, model: Adaptive, length: int) -> None:
         return
     if not isinstance(model, AdaTape):
         raise ValueError(f"length is {length}; this run's Transformer has positions for {trained} symbols only")
-    reading = model.reader.reading
-    model.set_budget(reading.steps * length // trained, reading.threshold * length / trained)
+    reader = model.reader
+    threshold = reader.threshold * length / trained if isinstance(reader, TapeReader) and reader.steps else None
+    model.set_budget(reader.steps * length // trained, threshold)
     model.bank.size = length
 
 

@@ -1,0 +1,189 @@
+"""AdaTape and a plain ViT behind the same server: requests per second, and how long they take.
+
+    adatape train digits --out /tmp/digits
+    adatape train digits --system plainvit --epochs 5 --out /tmp/plain
+    python benchmarks/serve.py results/serve.json --adatape /tmp/digits --plain /tmp/plain
+
+Each server is a process of its own. Clients ask one image at a time and the next as soon as they are answered, in one
+process of httpx, which takes a core for itself; on two cores it is often what limits the figures. Servers take turns
+within each round, and a figure is the median over rounds. `mixed` draws a budget for each request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import ssl
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fastapi
+import httpx
+import uvicorn
+
+from adatape.config import Images
+from adatape.data.images import open_images
+from adatape.train.folder import environment, load_config
+
+SERVER = "import sys; from pathlib import Path; from adatape.show.serve import serve; serve(Path(sys.argv[1]), port=0)"
+WARM_UP, DIFFERENT = 0.5, 64
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # making one takes longer than many requests
+
+
+class Load(NamedTuple):
+    """Something to ask of one of the servers."""
+
+    name: str
+    server: str
+    budgets: list[dict[str, str]]
+
+
+LOADS = [
+    Load("plain", "plain", [{}]),
+    Load("adatape, steps 0", "adatape", [{"steps": "0"}]),
+    Load("adatape, steps 1", "adatape", [{"steps": "1"}]),
+    Load("adatape", "adatape", [{}]),
+    Load("adatape, mixed", "adatape", [{"steps": str(steps)} for steps in (0, 1, 2, 4)]),
+]
+
+
+@contextmanager
+def serving(folder: Path, threads: int) -> Iterator[str]:
+    """A server in another process; gives its address."""
+    quiet = {**os.environ, "OMP_NUM_THREADS": str(threads), "COLUMNS": "200"}
+    command = [sys.executable, "-u", "-c", SERVER, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=quiet) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="")
+                if found := re.search(r"listening on (\S+)", line):
+                    yield found[1]
+                    break
+            else:
+                raise OSError(f"the server of {folder} did not start")
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def bodies(folder: Path, budget: dict[str, str]) -> list[tuple[bytes, dict[str, str]]]:
+    """Forms of test images, encoded beforehand."""
+    data = load_config(folder / "config.json").data
+    assert isinstance(data, Images)
+    images = open_images(data, "test")
+    requests = [
+        httpx.Request("POST", "http://x", files={"image": ("i.png", images.file(i)[1])}, data=budget)
+        for i in range(min(DIFFERENT, len(images)))
+    ]
+    return [(request.read(), {"content-type": request.headers["content-type"]}) for request in requests]
+
+
+async def keep_asking(
+    client: httpx.AsyncClient, forms: list[Any], draws: random.Random, end: float, taken: list[tuple[int, float]]
+) -> None:
+    while (began := time.perf_counter()) < end:
+        content, headers = draws.choice(forms)
+        try:
+            status = (await client.post("/v1/classify", content=content, headers=headers)).status_code
+        except httpx.HTTPError:
+            status = 0
+        taken.append((status, time.perf_counter() - began))
+
+
+async def load(address: str, forms: list[Any], clients: int, seconds: float) -> dict[str, Any]:
+    """Closed loop: so many clients, each with one request under way."""
+    async with AsyncExitStack() as stack:
+        # A client each: one pool of many connections is searched for every request.
+        own = [httpx.AsyncClient(base_url=address, timeout=30, verify=NO_TLS) for _ in range(clients)]
+        for client in own:
+            await stack.enter_async_context(client)
+        for length in (WARM_UP, seconds):
+            taken: list[tuple[int, float]] = []
+            began = time.perf_counter()
+            asking = (keep_asking(each, forms, random.Random(n), began + length, taken) for n, each in enumerate(own))
+            await asyncio.gather(*asking)
+            took = time.perf_counter() - began
+    statuses = Counter(str(status) for status, _ in taken)
+    times = sorted(took for status, took in taken if status == 200)
+    return {
+        "requests_per_second": len(times) / took,
+        "p50_ms": 1000 * quantile(times, 0.5),
+        "p99_ms": 1000 * quantile(times, 0.99),
+        "errors": len(taken) - len(times),
+        "statuses": dict(statuses),
+    }
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
+
+
+def middle(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    figures = ("requests_per_second", "p50_ms", "p99_ms")
+    medians = {name: statistics.median(each[name] for each in rounds) for name in figures}
+    return {**medians, "errors": sum(each["errors"] for each in rounds), "rounds": rounds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--adatape", type=Path, required=True, help="run folder")
+    parser.add_argument("--plain", type=Path, required=True, help="run folder")
+    parser.add_argument("--clients", default="1,16,64")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="of the server's model")
+    chosen = parser.parse_args()
+    folders = {"adatape": chosen.adatape, "plain": chosen.plain}
+    counts = [int(count) for count in chosen.clients.split(",")]
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {(each.name, n): [] for each in LOADS for n in counts}
+    with ExitStack() as stack:
+        places = {name: stack.enter_context(serving(folder, chosen.threads)) for name, folder in folders.items()}
+        forms = {
+            each.name: [form for budget in each.budgets for form in bodies(folders[each.server], budget)]
+            for each in LOADS
+        }
+        for _ in range(chosen.rounds):
+            for each in LOADS:
+                for n in counts:
+                    row = asyncio.run(load(places[each.server], forms[each.name], n, chosen.seconds))
+                    found[each.name, n].append(row)
+        models = {name: httpx.get(f"{address}/v1/model").json() for name, address in places.items()}
+    rows = [{"load": name, "clients": n, **middle(rounds)} for (name, n), rounds in found.items()]
+    written = {
+        "rows": rows,
+        "models": {name: {key: model[key] for key in ("name", "parameters", "accuracy", "latency_ms")}
+                   for name, model in models.items()},
+        "settings": {name: str(value) for name, value in vars(chosen).items()},
+        "environment": {
+            **environment("cpu"),
+            "cores": os.cpu_count(),
+            "load_average": os.getloadavg(),
+            "fastapi": fastapi.__version__,
+            "uvicorn": uvicorn.__version__,
+            "httpx": httpx.__version__,
+        },
+    }  # fmt: skip
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    chosen.out.write_text(json.dumps(written, indent=1) + "\n")
+    for row in rows:
+        print(
+            f"{row['load']:18} {row['clients']:3} clients  {row['requests_per_second']:7.1f}/s  "
+            f"p50 {row['p50_ms']:6.1f} ms  p99 {row['p99_ms']:6.1f} ms  errors {row['errors']}"
+        )
+
+
+if __name__ == "__main__":
+    main()

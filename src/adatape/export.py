@@ -1,0 +1,295 @@
+"""A trained model as one file for other programs, ONNX or torch.export's own: batch and tape length stay free.
+
+No token of a tape depends on a later one, so the graph reads the whole tape and cuts it to the budget that it is given
+with its input; what follows runs on that many tape tokens and costs accordingly.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
+
+import adatape
+from adatape.ablation import ActReader, FixedTokens, ParallelReader
+from adatape.config import Experiment, ImageModel, Images, to_dict
+from adatape.data.decode import one_line
+from adatape.data.images import open_images
+from adatape.models.adaptive import Adaptive
+from adatape.models.adatape import AdaTape
+from adatape.models.ponder import PonderNet
+from adatape.records import Tape
+from adatape.train.files import whole
+from adatape.train.folder import load_run
+
+M = TypeVar("M", bound=Adaptive)
+Format = Literal["onnx", "torch"]
+SUFFIX: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2"}
+AXES = {"images": "batch", "symbols": "batch", "slots": "length"}
+# Export takes sizes of 0 and 1 for constants and equal sizes for one; any others are only examples.
+TRACED_BATCH, TRACED_SLOTS = 3, 2
+
+
+class Exported(NamedTuple):
+    """What an exported file answers."""
+
+    logits: Float[Tensor, "b classes"]
+    length: Int[Tensor, " b"] | None  # tape tokens used; None without a tape
+
+
+def frozen(model: M) -> M:
+    """A copy that needs no gradient: attention to a mask that needs one takes another path, which ONNX mistakes."""
+    return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+class Answer(nn.Module):
+    """A model without a tape: logits alone."""
+
+    def __init__(self, model: Adaptive) -> None:
+        super().__init__()
+        self.model = frozen(model)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return (self.model(images),)
+
+
+class Elastic(nn.Module):
+    """A model with a tape, whose budget is an input: as many tokens as `slots` has places, halted at `threshold`."""
+
+    def __init__(self, model: AdaTape) -> None:
+        super().__init__()
+        self.model = frozen(model)
+        self.model.set_budget()
+        if halts(model):
+            self.model.reader.threshold = math.inf  # set_budget would warn of what nobody trained for
+
+    def forward(self, images: Tensor, slots: Int[Tensor, " n"], threshold: Tensor | None = None) -> tuple[Tensor, ...]:
+        hook = self.model.reader.register_forward_hook(lambda _, __, tape: cut(tape, slots, threshold))
+        try:
+            output = self.model(images, output=True)
+        finally:
+            hook.remove()
+        return output.logits, output.tape.length
+
+
+def cut(tape: Tape, slots: Int[Tensor, " n"], threshold: Float[Tensor, ""] | None) -> Tape:
+    """The first n tokens of a tape that nothing ended early, visible until the threshold, where there is one."""
+    visible = tape.mask if threshold is None else until(tape.weight, threshold)
+    mask = visible.index_select(1, slots)
+    return Tape(
+        tokens=tape.tokens.index_select(1, slots) * mask[..., None],
+        mask=mask,
+        index=tape.index.index_select(1, slots).masked_fill(~mask[..., None], -1),
+        weight=tape.weight.index_select(1, slots) * mask[..., None],
+        # ONNX Runtime 1.31 gives a sum over no tokens the wrong shape, so the sum is over all of them.
+        length=visible.sum(1).clamp(max=slots.shape[0]),
+        ponder=tape.ponder,
+    )
+
+
+def until(weight: Float[Tensor, "b t k"], threshold: Float[Tensor, ""]) -> Bool[Tensor, "b t"]:
+    """Where Algorithm 2 still runs, added up in its order: a cumulative sum may round otherwise."""
+    halting, running = weight.new_zeros(weight.shape[0]), []
+    for p in weight.amax(-1).unbind(1):
+        running.append(halting < threshold)
+        halting = halting + p
+    return torch.stack(running, 1)
+
+
+def export_run(folder: Path, to: Format, out: Path | None = None) -> Path:
+    """Writes a finished run's model, beside its config.json unless told where; an existing file stays as it is."""
+    path = export_path(folder, to, out)
+    experiment, model = load_run(folder)
+    export_model(model, example_for(experiment, model), to, path, facts(experiment, model))
+    return path
+
+
+def export_path(folder: Path, to: str, out: Path | None) -> Path:
+    """Where an export goes, once it is sure that nothing stands there."""
+    if to not in get_args(Format):
+        raise ValueError(f"to is {to!r}; it must be one of {', '.join(get_args(Format))}")
+    path = out or folder / f"model{SUFFIX[to]}"
+    if path.suffix != SUFFIX[to]:
+        raise ValueError(f"out is {path}; an export to {to} ends in {SUFFIX[to]}")
+    for each in (path, path.with_suffix(".json")) if to == "torch" else (path,):
+        if each.exists():
+            raise FileExistsError(f"{each} exists; choose another --out or remove it")
+    return path
+
+
+def export_model(model: Adaptive, example: Tensor, to: Format, path: Path, about: dict[str, Any]) -> None:
+    """Traces a model on the shape of an example and writes it; `about` goes into the file, or as JSON beside it."""
+    check_exportable(model)
+    if to == "onnx":
+        _need("onnx", "onnxscript")
+    inputs = arguments(model, example[:1].expand(TRACED_BATCH, *example.shape[1:]), TRACED_SLOTS, 1.0)
+    about = {**about, "inputs": list(inputs), "outputs": ["logits", "length"][: 2 if "slots" in inputs else 1]}
+    try:
+        program = trace(model, inputs)
+        write = _write_onnx if to == "onnx" else _write_torch
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(program, path, about)
+    except RuntimeError as error:
+        reason = one_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)
+        raise ValueError(f"{about.get('model', type(model).__name__)} cannot be exported to {to}: {reason}") from error
+
+
+def arguments(model: Adaptive, x: Tensor, length: int, threshold: float) -> dict[str, Tensor]:
+    """What the exported graph of a model takes, by name and in order."""
+    inputs = {"images" if x.is_floating_point() else "symbols": x}
+    if isinstance(model, AdaTape):
+        inputs["slots"] = torch.arange(length)
+        if halts(model):
+            inputs["threshold"] = torch.tensor(threshold)
+    return inputs
+
+
+def trace(model: Adaptive, inputs: dict[str, Tensor]) -> ExportedProgram:
+    module = (Elastic(model) if isinstance(model, AdaTape) else Answer(model)).eval()
+    most = max(TRACED_SLOTS, model.reader.reading.steps) if isinstance(model, AdaTape) else TRACED_SLOTS
+    sizes = {"batch": Dim("batch", min=1), "length": Dim("length", min=0, max=most)}
+    free = tuple({0: sizes[AXES[name]]} if name in AXES else None for name in inputs)
+    program = torch.export.export(module, tuple(inputs.values()), dynamic_shapes=free, strict=False)
+    _forget_sources(program)
+    return program
+
+
+def _forget_sources(program: ExportedProgram) -> None:
+    """A file for others need not tell lines and paths of this machine; what runs without autocast is a graph apart."""
+    for graph in program.graph_module.modules():
+        for node in graph.graph.nodes if isinstance(graph, GraphModule) else ():
+            node.meta.pop("stack_trace", None)
+
+
+def check_exportable(model: Adaptive) -> None:
+    """Refuses models whose answer at a budget is no part of their answer at a larger one, or is drawn at random."""
+    if isinstance(model, AdaTape) and isinstance(model.reader, ActReader):
+        raise ValueError(
+            "reader is act; the last token of its budget takes what ACT has left, so a shorter tape is not "
+            "the beginning of a longer one, and no graph with a free length can be exported"
+        )
+    if isinstance(model, AdaTape) and halts(model) and model.reader.reading.choose == "random":
+        raise ValueError("choose is 'random'; an exported graph answers the same each time, so use 'highest'")
+    if isinstance(model, PonderNet) and model.halting == "sample":
+        raise ValueError("halting is 'sample'; an exported graph answers the same each time, so use 'expected'")
+
+
+def halts(model: AdaTape) -> bool:
+    """Whether its reader chooses tokens one after the other and looks at a threshold."""
+    return not isinstance(model.reader, FixedTokens | ParallelReader)
+
+
+def _write_onnx(program: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
+    names = {"input_names": about["inputs"], "output_names": about["outputs"]}
+    free = {name: {0: AXES[name]} if name in AXES else None for name in about["inputs"]}
+    with quiet("onnxscript"):
+        made = torch.onnx.export(program, dynamo=True, verbose=False, dynamic_shapes=free, **names)
+    assert made is not None
+    made.model.metadata_props.update({name: _text(value) for name, value in about.items()})
+    with whole(path) as partial:
+        made.save(partial, external_data=False)
+
+
+def _write_torch(program: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
+    with whole(path) as partial, partial.open("wb") as file:
+        torch.export.save(program, file)
+    with whole(path.with_suffix(".json")) as partial:
+        partial.write_text(json.dumps(about, indent=2) + "\n")
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Keeps a library's advice to its developers from our users."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _need(*packages: str) -> None:
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise ValueError(f"ONNX needs {', '.join(missing)}, which is not installed: pip install {' '.join(missing)}")
+
+
+def example_for(experiment: Experiment, model: Adaptive, count: int = 1, seed: int = 0) -> Tensor:
+    """Random inputs of a run's shape: pixels from -1 to 1, or symbols -1, 0 and 1."""
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(experiment.data, Images):
+        size = (count, model.vit.in_chans, experiment.data.size, experiment.data.size)
+        return 2 * torch.rand(size, generator=generator) - 1
+    return torch.randint(-1, 2, (count, experiment.data.length), generator=generator)
+
+
+def facts(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
+    """What a user of the file must know of the model."""
+    settings = experiment.model
+    known: dict[str, Any] = {
+        "model": settings.name if isinstance(settings, ImageModel) else experiment.recipe,
+        "adatape": adatape.__version__,
+        "classes": model.num_classes,
+        **_shown(experiment, model),
+    }
+    if isinstance(model, AdaTape):
+        known["steps"] = model.reader.reading.steps
+        known["slots"] = f"0, 1, 2, … for as many tape tokens as may be read, from none to {known['steps']}"
+        known |= {"threshold": model.reader.reading.threshold} if halts(model) else {}
+    if settings.budget is not None:
+        known["budget"] = to_dict(settings.budget)
+    return known
+
+
+def _shown(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
+    data = experiment.data
+    if not isinstance(data, Images):
+        return {"input_size": [data.length]}
+    channels = model.vit.in_chans
+    names = None if data.source == "shards" else open_images(data, "test").names
+    size = {"input_size": [channels, data.size, data.size], "mean": [0.5] * channels, "std": [0.5] * channels}
+    return {**size, "labels": list(names)} if names else size
+
+
+def open_export(path: Path) -> Callable[[dict[str, Tensor]], Exported]:
+    """The function that an exported file holds, on the CPU."""
+    if path.suffix == SUFFIX["onnx"]:
+        return _open_onnx(path)
+    module = torch.export.load(path).module()
+
+    def answer(inputs: dict[str, Tensor]) -> Exported:
+        with torch.no_grad():
+            found = module(*inputs.values())
+        return Exported(found[0], found[1] if len(found) > 1 else None)
+
+    return answer
+
+
+def _open_onnx(path: Path) -> Callable[[dict[str, Tensor]], Exported]:
+    _need("onnxruntime")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def answer(inputs: dict[str, Tensor]) -> Exported:
+        found = [torch.from_numpy(each) for each in session.run(None, {k: v.numpy() for k, v in inputs.items()})]
+        return Exported(found[0], found[1] if len(found) > 1 else None)
+
+    return answer

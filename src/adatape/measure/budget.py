@@ -1,0 +1,260 @@
+"""One trained model at many budgets: what it answers, spends and takes at each, and which of them to choose."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from adatape.config import Budget
+from adatape.measure.spent import spent_macs
+from adatape.models.adaptive import Adaptive
+from adatape.models.adatape import AdaTape
+from adatape.models.avit import AViT
+from adatape.models.ponder import PonderNet
+from adatape.models.universal import Universal, UViT
+from adatape.reader import TapeReader
+from adatape.records import Output
+
+Budgeted = AdaTape | Universal | UViT | PonderNet
+FACTORS = (0.25, 0.5, 0.75, 1.0)  # of the trained threshold, beside the one that scales with steps
+LEVELS = 12  # numbers of steps that a search tries
+FEWEST, MOST = 5, 50  # rounds of timing
+
+
+class Rows(NamedTuple):
+    """What became of each sample, on the CPU."""
+
+    right: Tensor  # (n,) bool
+    length: Tensor  # (n,) int64, tape tokens read or steps taken
+    macs: Tensor  # (n,) int64
+    confidence: Tensor  # (n,), in the true class
+    answer: Tensor  # (n,) int64
+    label: Tensor  # (n,) int64
+
+    def only(self, keep: slice) -> Rows:
+        return Rows(*(column[keep] for column in self))
+
+
+class Point(NamedTuple):
+    """A budget and what it gives."""
+
+    budget: Budget
+    accuracy: float
+    length_mean: float
+    gflops_mean: float
+    gflops_p50: float
+    gflops_p95: float
+    milliseconds: dict[int, float]  # per image, median, by the size of a batch
+
+
+class Target(NamedTuple):
+    """The one thing that must hold: milliseconds or GFLOPs at most, or an accuracy at least."""
+
+    name: Literal["latency", "gflops", "accuracy"]
+    limit: float
+    below_best: bool = False  # an accuracy that is counted down from the best one found
+
+
+def budgeted(model: Adaptive) -> Budgeted:
+    """The model, if its cost can be turned up and down."""
+    if isinstance(model, Budgeted):
+        return model
+    why = "each token halts as it learnt to" if isinstance(model, AViT) else "every sample costs the same"
+    kinds = "AdaTape, UT, U2T, UViT and PonderNet"
+    raise ValueError(f"the model is a {type(model).__name__}, which has no budget: {why}; {kinds} have one")
+
+
+def apply_budget(model: Adaptive, budget: Budget) -> None:
+    model = budgeted(model)
+    if isinstance(model, AdaTape):
+        model.set_budget(budget.steps, budget.threshold)
+    else:
+        model.set_budget(budget.steps)
+
+
+def trained_budget(model: Budgeted) -> Budget:
+    if isinstance(model, AdaTape):
+        reading = model.reader.reading
+        return Budget(reading.steps, reading.threshold)
+    return Budget(model.built if isinstance(model, PonderNet) else model.stage.steps)
+
+
+def scaled_budget(model: Budgeted, steps: int) -> Budget:
+    """So many steps, and the threshold that goes with them."""
+    trained = trained_budget(model)
+    if trained.threshold is None or steps <= 0:
+        return Budget(steps)
+    return Budget(steps, trained.threshold * steps / trained.steps)
+
+
+@torch.no_grad()
+def refusal(model: Budgeted, budget: Budget, x: Tensor) -> str | None:
+    """Why the model cannot have this budget on inputs like these, if it cannot."""
+    try:
+        apply_budget(model, budget)
+        model.eval()(x[:1])
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def grid(model: Budgeted) -> list[Budget]:
+    """Steps by thresholds, all within what the model was trained for; only reading adaptively has a threshold."""
+    trained, least = trained_budget(model), 0 if isinstance(model, AdaTape) else 1
+    count = min(LEVELS, trained.steps - least + 1)
+    levels = sorted({round(float(level)) for level in torch.linspace(least, trained.steps, count)})
+    threshold = trained.threshold if type(getattr(model, "reader", None)) is TapeReader else None
+    return [budget for steps in levels for budget in _at_steps(model, steps, threshold)]
+
+
+def _at_steps(model: Budgeted, steps: int, threshold: float | None) -> list[Budget]:
+    scaled = scaled_budget(model, steps)
+    if threshold is None or steps < 2:  # the first token is read whatever the threshold
+        return [scaled]
+    fixed = {Budget(steps, round(threshold * factor, 6)) for factor in FACTORS}
+    return sorted({scaled, *fixed}, key=lambda budget: budget.threshold or 0.0)
+
+
+@torch.no_grad()
+def look(model: Budgeted, batches: Iterable[tuple[Tensor, Tensor]]) -> Rows:
+    """One pass in eval mode."""
+    model.eval()
+    pieces = [_rows(model, model(x, output=True), label) for x, label in batches]
+    return Rows(*(torch.cat(column) for column in zip(*pieces, strict=True)))
+
+
+def _rows(model: Budgeted, output: Output, label: Tensor) -> Rows:
+    answer = output.logits.argmax(-1)
+    confidence = output.logits.float().softmax(-1).gather(1, label[:, None]).squeeze(1)
+    columns = (answer == label, steps_taken(model, output), spent_macs(model, output), confidence, answer, label)
+    return Rows(*(column.cpu() for column in columns))
+
+
+def steps_taken(model: Budgeted, output: Output) -> Tensor:
+    """Tape tokens of each sample, or the steps until it halted."""
+    if output.tape is not None:
+        return output.tape.length
+    if output.steps is None:
+        return torch.zeros_like(output.logits[:, 0], dtype=torch.int64)
+    weight = output.steps.weight
+    if isinstance(model, PonderNet):
+        numbers = torch.arange(1, weight.shape[1] + 1, device=weight.device)
+        return ((weight * numbers).sum(1) + 0.5).long()
+    taken = (weight > 0).sum(1)
+    return taken.flatten(1).amax(1) if taken.dim() > 1 else taken
+
+
+def point(budget: Budget, rows: Rows, milliseconds: dict[int, float]) -> Point:
+    gflops = rows.macs.double() / 1e9
+    return Point(
+        budget,
+        accuracy=float(rows.right.double().mean()),
+        length_mean=float(rows.length.double().mean()),
+        gflops_mean=float(gflops.mean()),
+        gflops_p50=float(gflops.quantile(0.5)),
+        gflops_p95=float(gflops.quantile(0.95)),
+        milliseconds=milliseconds,
+    )
+
+
+@torch.no_grad()
+def milliseconds_per_image(
+    model: Budgeted, budgets: Sequence[Budget], x: Tensor, batch: int, seconds: float = 5.0
+) -> list[float]:
+    """The median over rounds in which every budget takes its turn on the same batches, after one unmeasured round.
+
+    Budgets side by side see the same machine: what slows it for a while slows them all.
+    """
+    pieces = [piece for piece in x.split(batch) if piece.shape[0] == batch]
+    if not pieces:
+        raise ValueError(f"batch is {batch}; there are {x.shape[0]} samples to time it on")
+    model.eval()
+    took: list[list[float]] = [[] for _ in budgets]
+    began = time.perf_counter()
+    for n in range(MOST + 1):
+        if n > FEWEST and time.perf_counter() - began > seconds:
+            break
+        turns = list(zip(budgets, took, strict=True))
+        for budget, row in turns if n % 2 else reversed(turns):
+            apply_budget(model, budget)
+            row.append(1e3 * _seconds(model, pieces) / (batch * len(pieces)))
+    return [statistics.median(row[1:]) for row in took]
+
+
+def _seconds(model: Budgeted, pieces: Sequence[Tensor]) -> float:
+    wait: Callable[[], None] = torch.cuda.synchronize if pieces[0].is_cuda else lambda: None
+    wait()
+    began = time.perf_counter()
+    for piece in pieces:
+        model(piece)
+    wait()
+    return time.perf_counter() - began
+
+
+def target_of(latency: str | None, gflops: float | None, accuracy: str | None) -> Target:
+    given = {"latency": latency, "gflops": gflops, "accuracy": accuracy}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        have = " and ".join(named) or "none"
+        raise ValueError(f"targets given: {have}; exactly one of latency, gflops and accuracy must be")
+    if latency is not None:
+        return Target("latency", _latency(latency))
+    return _accuracy(accuracy) if accuracy is not None else Target("gflops", float(gflops or 0.0))
+
+
+def _latency(text: str) -> float:
+    """In milliseconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", text.strip())
+    if not match:
+        raise ValueError(f"latency is {text!r}; it must be a time per image, as in 12ms, 800us or 0.5s")
+    return float(match[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[match[2]]
+
+
+def _accuracy(text: str) -> Target:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|pt-of-best)", text.strip())
+    if not match or float(match[1]) > 100:
+        raise ValueError(f"accuracy is {text!r}; it must be as in 0.5pt-of-best or 97.5%")
+    return Target("accuracy", float(match[1]) / 100, below_best=match[2] != "%")
+
+
+def choose(points: Sequence[Point], target: Target) -> Point:
+    """The most accurate budget within a limit of cost, or the cheapest that is accurate enough."""
+    if target.name != "accuracy":
+        spend = COSTS[target.name]
+        within = [each for each in points if spend(each) <= target.limit]
+        if not within:
+            least = min(points, key=spend)
+            raise ValueError(
+                f"{target.name} is {target.limit:g}{UNITS[target.name]}; "
+                f"the least possible is {spend(least):.4g}{UNITS[target.name]}, at steps {least.budget.steps}"
+            )
+        return max(within, key=lambda each: (each.accuracy, -each.gflops_mean, -spend(each)))
+    best = max(each.accuracy for each in points)
+    floor = best - target.limit if target.below_best else target.limit
+    enough = [each for each in points if each.accuracy >= floor - 1e-9]
+    if not enough:
+        raise ValueError(f"accuracy is {floor:.2%}; the greatest possible is {best:.2%}")
+    return min(enough, key=lambda each: (each.gflops_mean, -each.accuracy))
+
+
+COSTS: dict[str, Callable[[Point], float]] = {
+    "latency": lambda each: each.milliseconds[1],
+    "gflops": lambda each: each.gflops_mean,
+    "accuracy": lambda each: each.gflops_mean,
+}
+UNITS = {"latency": " ms", "gflops": " GFLOPs"}
+
+
+def frontier(points: Sequence[Point], cost: Callable[[Point], float]) -> list[Point]:
+    """Those that no cheaper one equals in accuracy, cheapest first."""
+    kept: list[Point] = []
+    for each in sorted(points, key=lambda each: (cost(each), -each.accuracy)):
+        if not kept or each.accuracy > kept[-1].accuracy:
+            kept.append(each)
+    return kept

@@ -1,0 +1,159 @@
+"""What a model reads over a set: each sample's tape, answer and cost, and how often each bank token is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from adatape.config import Experiment, Parity
+from adatape.data.batch import Part
+from adatape.data.images import open_images
+from adatape.data.loaders import Labelled, labelled_images, labelled_sequences
+from adatape.data.parity import Sequences, held_out_set
+from adatape.data.shard_loader import labelled_set
+from adatape.measure.spent import spent_macs
+from adatape.models.adaptive import Adaptive
+from adatape.records import Output
+
+AT_ONCE = 250
+
+
+class Reads(NamedTuple):
+    """n samples in the order of their set, all on the CPU; t and k are 0 for a model that reads no tape."""
+
+    label: Tensor  # (n,) int64
+    answer: Tensor  # (n,) int64
+    certainty: Tensor  # (n,) probability of the true class
+    macs: Tensor  # (n,) int64, multiply-adds that the sample cost
+    length: Tensor  # (n,) int64, tape tokens
+    taken: Tensor  # (n, t, k) int64, bank tokens of each step, -1 where hidden
+    weight: Tensor  # (n, t, k), zero where hidden
+
+    @property
+    def right(self) -> Tensor:
+        return self.answer == self.label
+
+
+class Telling(NamedTuple):
+    """One sequence, and how it was read."""
+
+    symbols: list[int]
+    pairs: list[list[int]]
+    weights: list[list[float]]
+    answer: int
+
+
+def spread_batches(experiment: Experiment, samples: int, device: torch.device) -> Iterator[Labelled]:
+    """At most `samples` of the test set, spread evenly over it, since sets are often sorted by class."""
+    data = experiment.data
+    if samples < 1:
+        raise ValueError(f"samples is {samples}; it must be at least 1")
+    if isinstance(data, Parity):
+        return labelled_sequences(held_out_set(data.length, min(samples, data.held_out)), AT_ONCE, Part(), device)
+    workers = min(experiment.engine.workers, 2)
+    if data.source == "shards":  # read one after the other; their order is mixed already
+        return _first(labelled_set(data, "test", AT_ONCE, Part(), device, workers), samples)
+    images = open_images(data, "test")
+    images = images.part(spread(len(images), samples))
+    return labelled_images(images, data.size, AT_ONCE, Part(), device, workers, data.broken)
+
+
+def spread(total: int, count: int) -> np.ndarray:
+    """`count` places among `total`, evenly apart; all of them where there are no more."""
+    return np.arange(total) if count >= total else np.arange(count) * total // count
+
+
+@torch.no_grad()
+def collect(model: Adaptive, batches: Iterable[tuple[Tensor, Tensor]]) -> Reads:
+    """One pass in eval mode; the model is left in the mode it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        parts = [_reads(model, x, label) for x, label in batches]
+    finally:
+        model.train(was_training)
+    if not parts:
+        raise ValueError("reads of 0 batches; at least 1 is needed")
+    steps = max(part.taken.shape[1] for part in parts)
+    merged = max(part.taken.shape[2] for part in parts)
+    return Reads(*(torch.cat(column) for column in zip(*(_widened(p, steps, merged) for p in parts), strict=True)))
+
+
+def taken_counts(reads: Reads, bank_size: int) -> Int[Tensor, "t c"]:
+    """How many samples took each bank token, by step."""
+    return _summed(reads, torch.ones_like(reads.weight, dtype=torch.int64), bank_size)
+
+
+def taken_weights(reads: Reads, bank_size: int) -> Float[Tensor, "t c"]:
+    """The summed weight with which each bank token entered the tape, by step."""
+    return _summed(reads, reads.weight.double(), bank_size)
+
+
+def inputs_at(batches: Iterable[tuple[Tensor, Tensor]], places: Iterable[int]) -> dict[int, Tensor]:
+    """The samples at these places of a set, on the CPU."""
+    wanted, found, start = set(places), {}, 0
+    for x, _ in batches:
+        for place in sorted(p for p in wanted if start <= p < start + len(x)):
+            found[place] = x[place - start].cpu()
+        start += len(x)
+    return found
+
+
+@torch.no_grad()
+def telling_sequence(model: Adaptive, data: Sequences) -> Telling:
+    """The sequence with an odd number of ones whose pairs are most mixed; `model` reads pairs."""
+    output = model.eval()(data.symbols, output=True)
+    if output.tape is None or output.tape.index.shape[2] != 2:
+        raise ValueError("the model reads no pairs; a picture of pairs needs merge = 2")
+    both = data.symbols[:, :, None].expand(-1, -1, 2).gather(1, output.tape.index.clamp(min=0))
+    mixed = ((both[..., 0] != both[..., 1]) & output.tape.mask).sum(-1)
+    chosen = int((mixed * data.label).argmax())
+    read = int(output.tape.length[chosen])
+    return Telling(
+        data.symbols[chosen].tolist(),
+        output.tape.index[chosen, :read].tolist(),
+        output.tape.weight[chosen, :read].tolist(),
+        int(output.logits[chosen].argmax()),
+    )
+
+
+def _reads(model: Adaptive, x: Tensor, label: Tensor) -> Reads:
+    output: Output = model(x, output=True)
+    chance = output.logits.float().softmax(-1)
+    tape, none = output.tape, label.new_zeros(len(label))
+    length, taken, weight = (
+        (none, none.view(-1, 1, 1)[:, :0, :0], none.view(-1, 1, 1)[:, :0, :0].float())
+        if tape is None
+        else (tape.length, tape.index, tape.weight.float())
+    )
+    certainty = chance.gather(1, label[:, None])[:, 0]
+    row = Reads(label, output.logits.argmax(-1), certainty, spent_macs(model, output), length, taken, weight)
+    return Reads(*(column.cpu() for column in row))
+
+
+def _widened(part: Reads, steps: int, merged: int) -> Reads:
+    """Batches whose reading ended early have fewer steps; the rest is hidden."""
+    room = (0, merged - part.taken.shape[2], 0, steps - part.taken.shape[1])
+    return part._replace(taken=F.pad(part.taken, room, value=-1), weight=F.pad(part.weight, room))
+
+
+def _summed(reads: Reads, values: Tensor, bank_size: int) -> Tensor:
+    n, steps, merged = reads.taken.shape
+    sums = values.new_zeros(steps, bank_size + 1)  # a place more, for what is hidden
+    place = reads.taken.where(reads.taken >= 0, bank_size).transpose(0, 1).reshape(steps, n * merged)
+    return sums.scatter_add(1, place, values.transpose(0, 1).reshape(steps, n * merged))[:, :bank_size]
+
+
+def _first(batches: Iterator[Labelled], samples: int) -> Iterator[Labelled]:
+    left = samples
+    for x, label in batches:
+        yield Labelled(x[:left], label[:left])
+        left -= len(label)
+        if left <= 0:
+            return

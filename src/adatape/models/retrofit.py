@@ -1,0 +1,52 @@
+"""`adatape`: any ViT of timm's, wrapped, under one registered name, so that timm can save and rebuild a wrapper."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import timm
+from timm.models._builder import build_model_with_cfg
+from timm.models._registry import generate_default_cfgs, get_pretrained_cfg, register_model
+
+from adatape.models.adaptive import Adaptive, filter_checkpoint
+from adatape.models.adatape import READING_FIELDS, AdaTape, wrap
+from adatape.models.registry import SETTINGS, split
+
+default_cfgs = generate_default_cfgs({"adatape": SETTINGS})  # timm looks this name up
+ABOUT_IMAGES = ("input_size", "num_classes", "mean", "std", "interpolation", "crop_pct", "crop_mode", "license")
+OWN = {*inspect.signature(wrap).parameters, *inspect.signature(AdaTape).parameters, *READING_FIELDS}
+OWN -= {"vit", "reading", "options"}
+
+
+def build(*, backbone: str, **options: Any) -> AdaTape:
+    """A ViT by its name in timm's registry, wrapped; `options` are those of `wrap` and of that ViT."""
+    own, rest = split(options, OWN)
+    if "blocks" in own.get("tape_ffn", ""):
+        raise ValueError(f"tape_ffn is {own['tape_ffn']!r}; a wrapped ViT keeps its own blocks: use 'append' or 'none'")
+    return wrap(timm.create_model(backbone, **rest), **own)
+
+
+@register_model
+def adatape(pretrained: bool = False, *, backbone: str | None = None, **options: Any) -> Adaptive:
+    """AdaTape around timm's `backbone`; pretrained weights are those of the whole wrapper."""
+    if backbone is None or not timm.is_model(timm.models.split_model_name_tag(backbone)[0]):
+        raise ValueError(f"backbone is {backbone!r}; it must be the name of a ViT in timm's registry")
+    settings = options.pop("pretrained_cfg", None) or _settings_of(backbone)
+    return build_model_with_cfg(
+        build,
+        "adatape",
+        pretrained,
+        settings,
+        pretrained_filter_fn=filter_checkpoint,
+        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        backbone=backbone,
+        **options,
+    )
+
+
+def _settings_of(backbone: str) -> dict[str, Any]:
+    """How the backbone wants its images, and where a wrapper keeps its first and last layer."""
+    theirs = get_pretrained_cfg(backbone)
+    about = {} if theirs is None else {name: getattr(theirs, name) for name in ABOUT_IMAGES}
+    return {**SETTINGS, **{name: value for name, value in about.items() if value is not None}}

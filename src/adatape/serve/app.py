@@ -1,0 +1,192 @@
+"""The HTTP interface: paths, what they take, and what they answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from adatape.config import Images, Parity
+from adatape.models.adatape import AdaTape
+from adatape.serve.budgets import as_dict, for_length
+from adatape.serve.engine import Answer
+from adatape.serve.limits import BodyLimit, Token
+from adatape.serve.metrics import Counted
+from adatape.serve.served import Served, description
+from adatape.serve.service import Limits, Service
+from adatape.serve.uploads import read_form
+
+PAGE = Path(__file__).parent / "page"
+PLACEHOLDER = "<!doctype html><title>adatape</title><p>The server runs; its page is not installed."
+PATHS = ("/v1/classify", "/v1/model", "/v1/heatmap", "/v1/examples", "/v1/parity", "/healthz", "/metrics", "/")
+
+
+def create_app(
+    served: Served, *, device: str = "cpu", token: str | None = None, limits: Limits | None = None
+) -> FastAPI:
+    """The application of one model; `app.state.service` is what its paths share."""
+    service = Service(served, device, limits or Limits())
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        await service.batcher.start()
+        yield
+        await service.close()
+
+    app = FastAPI(title="adatape", lifespan=life, docs_url=None, redoc_url=None)
+    app.state.service = service
+    app.add_exception_handler(RequestValidationError, _one_line)  # type: ignore[arg-type]
+    _add_model_paths(app, service)
+    _add_watching_paths(app, service)
+    static = _add_page(app)
+    # The last added is the outermost: what the token or the limit refuses is counted too.
+    app.add_middleware(BodyLimit, most=service.limits.body, held=service.limits.bodies)
+    if token is not None:
+        app.add_middleware(Token, token=token, open_paths={"/healthz", *static})
+    app.add_middleware(Counted, metrics=service.metrics, paths=PATHS)
+    return app
+
+
+def _add_model_paths(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/classify")
+    async def classify(request: Request) -> dict[str, Any]:
+        _only(service, Images)
+        form = await read_form(request, service.limits.images)
+        given = form.fields
+        setting = service.setting(given.get("steps"), given.get("threshold"), given.get("latency_ms"))
+        top = given.get("top", 5)
+        if top < 1:
+            raise HTTPException(422, f"top is {top}; it must be at least 1")
+        results = [
+            {**_told(service, answer, top, given.get("tape", False)), "image": {"width": width, "height": height}}
+            for (_, width, height), answer in await service.classify(form.files, setting)
+        ]
+        return {"results": results, "budget": as_dict(setting)}
+
+    @app.post("/v1/parity")
+    async def parity(request: Request) -> dict[str, Any]:
+        length = _only(service, Parity).length
+        symbols, steps, threshold = _sequence(await request.body(), length)
+        if len(symbols) != length and not isinstance(service.served.model, AdaTape):
+            raise HTTPException(422, f"symbols has {len(symbols)} entries; this model has positions for {length} only")
+        setting = for_length(service.setting(steps, threshold), service.engine.budgets, len(symbols))
+        answer = await service.parity(torch.tensor(symbols), setting)
+        return {
+            "prediction": answer.order[0],
+            "probability": answer.probability[0],
+            "truth": symbols.count(1) % 2,
+            "pairs": _tape(answer),
+            **_spent(answer),
+            "budget": as_dict(setting),
+        }
+
+
+def _add_watching_paths(app: FastAPI, service: Service) -> None:
+    limits, latency = service.limits, service.latency
+    told = {
+        **description(service.served),
+        "latency_ms": [{"steps": steps, "ms": ms} for steps, ms in latency.items()],
+        "limits": {"images": limits.images, "bytes": limits.body},
+    }
+
+    @app.get("/v1/model")
+    async def model() -> dict[str, Any]:
+        return told
+
+    @app.get("/v1/heatmap")
+    async def heatmap(steps: int | None = None) -> dict[str, Any]:
+        return await service.gallery.heatmap(service.setting(steps, None))
+
+    @app.get("/v1/examples")
+    def examples(count: int = 12) -> dict[str, Any]:
+        return {"examples": service.gallery.examples(count)}
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        draining = service.batcher.draining
+        return JSONResponse({"status": "draining" if draining else "ok"}, 503 if draining else 200)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_page(app: FastAPI) -> set[str]:
+    """Gives the page's own paths: they hold no secret, and a browser cannot send a token to open them."""
+    if (PAGE / "index.html").is_file():
+        app.mount("/", StaticFiles(directory=PAGE, html=True))
+        return {"/", *(f"/{path.relative_to(PAGE).as_posix()}" for path in PAGE.rglob("*") if path.is_file())}
+
+    @app.get("/", response_class=HTMLResponse)
+    async def page() -> str:
+        return PLACEHOLDER
+
+    return {"/"}
+
+
+def _only(service: Service, kind: type[Any]) -> Any:
+    data = service.served.experiment.data
+    if not isinstance(data, kind):
+        takes = "images: POST /v1/classify" if isinstance(data, Images) else "sequences: POST /v1/parity"
+        raise HTTPException(404, f"this model takes {takes}")
+    return data
+
+
+def _told(service: Service, answer: Answer, top: int, tape: bool) -> dict[str, Any]:
+    names = service.served.classes
+    ranked = zip(answer.order[:top], answer.probability[:top], strict=True)
+    best = [{"class": label, "name": names[label], "probability": chance} for label, chance in ranked]
+    shown = {"tape": _tape(answer)} if tape and answer.taken else {}
+    return {"top": best, **_spent(answer), **shown}
+
+
+def _spent(answer: Answer) -> dict[str, Any]:
+    return {name: getattr(answer, name) for name in ("tokens", "tape_length", "gflops", "ms", "halted")}
+
+
+def _tape(answer: Answer) -> list[dict[str, Any]]:
+    return [{"index": i, "weight": w} for i, w in zip(answer.taken, answer.weight, strict=True)]
+
+
+def _sequence(body: bytes, length: int) -> tuple[list[int], int | None, float | None]:
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(422, "the body is not JSON") from error
+    known = {"symbols", "steps", "threshold"}
+    if not isinstance(given, dict) or not set(given) <= known:
+        raise HTTPException(422, f"the body must be an object with {', '.join(sorted(known))} and nothing else")
+    symbols = given.get("symbols")
+    if not isinstance(symbols, list) or any(type(each) is not int or abs(each) > 1 for each in symbols):
+        raise HTTPException(422, "symbols must be a list of -1, 0 and 1")
+    if not 1 <= len(symbols) <= length:
+        raise HTTPException(422, f"symbols has {len(symbols)} entries; this model takes 1 to {length}")
+    return symbols, _steps(given.get("steps")), _threshold(given.get("threshold"))
+
+
+def _steps(value: Any) -> int | None:
+    if value is None or type(value) is int:
+        return value
+    raise HTTPException(422, f"steps is {str(value)[:40]!r}; it must be a whole number")
+
+
+def _threshold(value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise HTTPException(422, f"threshold is {str(value)[:40]!r}; it must be a number") from error
+
+
+async def _one_line(_: Request, error: RequestValidationError) -> JSONResponse:
+    first = error.errors()[0]
+    return JSONResponse({"detail": f"{first['loc'][-1]}: {first['msg']}"}, 422)

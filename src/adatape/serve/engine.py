@@ -1,0 +1,126 @@
+"""A model as the server calls it: samples and a setting in, one answer for each out. One thread at a time."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from adatape.measure.cost import cost, input_tokens, total
+from adatape.measure.spent import spent_macs
+from adatape.models.adaptive import Adaptive
+from adatape.models.adatape import AdaTape
+from adatape.models.sequence import SymbolEmbed
+from adatape.records import Output
+from adatape.serve.budgets import Budgets, Setting, budgets_of, measured_settings
+
+WARM_UP, REPEATS, PATIENCE = 2, 15, 1.0  # runs unmeasured and measured, and seconds after which three must do
+
+
+class Answer(NamedTuple):
+    """What the model says of one sample, and what that took."""
+
+    order: list[int]  # classes, the likeliest first
+    probability: list[float]  # in that order
+    tokens: int  # input and tape
+    tape_length: int
+    taken: list[list[int]]  # bank tokens of each step, in reading order
+    weight: list[list[float]]
+    halted: bool  # before its budget was spent
+    gflops: float
+    ms: float  # of the batch it ran in
+
+
+class Engine:
+    """Holds the model; every call must come from the same thread, since a budget is the model's own state."""
+
+    def __init__(self, model: Adaptive, device: str = "cpu", sigmoid: bool = False) -> None:
+        self.model = model.eval().to(device)
+        self.device, self.sigmoid = torch.device(device), sigmoid
+        self.budgets: Budgets = budgets_of(model)
+        self.inputs = input_tokens(model.vit)
+        self._current: Setting = self.budgets.default
+        self._costs: dict[tuple[int, int], float] = {}
+
+    @torch.inference_mode()
+    def answers(self, samples: Sequence[Tensor], setting: Setting) -> list[Answer]:
+        """Samples are pixels (c, s, s) or symbols (n,), all of one shape."""
+        began = time.perf_counter()
+        self._set(setting)
+        if isinstance(self.model, AdaTape) and isinstance(self.model.bank, SymbolEmbed):
+            self.model.bank.size = samples[0].shape[0]  # a shorter sequence is a smaller bank, and costs less
+        output: Output = self.model(scaled(torch.stack(list(samples)).to(self.device)), output=True)
+        logits = output.logits.float().cpu()
+        ms = (time.perf_counter() - began) * 1000
+        chances = logits.sigmoid() if self.sigmoid else logits.softmax(-1)
+        probability, order = chances.sort(dim=-1, descending=True, stable=True)
+        lengths = [0] * len(samples) if output.tape is None else output.tape.length.tolist()
+        return [
+            Answer(ranked, sure, self.inputs + length, length, *read, self._halted(length, setting), gflops, ms)
+            for ranked, sure, length, read, gflops in zip(
+                order.tolist(), probability.tolist(), lengths, _reads(output), self._gflops(output), strict=True
+            )
+        ]
+
+    def _set(self, setting: Setting) -> None:
+        if setting == self._current:
+            return
+        if setting.threshold:
+            self.model.set_budget(setting.steps, setting.threshold)  # type: ignore[operator]
+        else:
+            self.model.set_budget(setting.steps)  # type: ignore[operator]
+        self._current = setting
+
+    def _halted(self, length: int, setting: Setting) -> bool:
+        return isinstance(self.model, AdaTape) and setting.steps is not None and length < setting.steps
+
+    def _gflops(self, output: Output) -> list[float]:
+        """The cost formula is asked once for each length; what repeats blocks is counted sample by sample."""
+        if output.steps is not None:
+            return [macs / 1e9 for macs in spent_macs(self.model, output).tolist()]
+        lengths = [0] * len(output.logits) if output.tape is None else output.tape.length.tolist()
+        bank = self.model.bank.size if isinstance(self.model, AdaTape) else 0
+        for length in {*lengths}:
+            if (bank, length) not in self._costs:
+                tape = length if isinstance(self.model, AdaTape) else None
+                self._costs[bank, length] = total(cost(self.model, tape)).macs / 1e9
+        return [self._costs[bank, length] for length in lengths]
+
+    def check(self, sample: Tensor) -> None:
+        """Refuses a model whose weights lead nowhere, before anyone asks it."""
+        for setting in measured_settings(self.budgets):
+            [answer] = self.answers([sample], setting)
+            if not all(each == each for each in answer.probability):
+                raise ValueError(f"the model answers with NaN at {setting}; its weights are damaged")
+
+    def latency(self, sample: Tensor) -> dict[int | None, float]:
+        """Milliseconds of one sample alone by steps, the median of several; never less for more steps."""
+        table: dict[int | None, float] = {}
+        for setting in measured_settings(self.budgets):
+            table[setting.steps] = max([self._median(sample, setting), *table.values()])
+        return table
+
+    def _median(self, sample: Tensor, setting: Setting) -> float:
+        for _ in range(WARM_UP):
+            self.answers([sample], setting)
+        taken: list[float] = []
+        began = time.perf_counter()
+        while len(taken) < 3 or (len(taken) < REPEATS and time.perf_counter() - began < PATIENCE):
+            taken.append(self.answers([sample], setting)[0].ms)
+        return statistics.median(taken)
+
+
+def scaled(batch: Tensor) -> Tensor:
+    """Pixels as they were in training; symbols as they are."""
+    return batch.float() / 127.5 - 1 if batch.dtype == torch.uint8 else batch
+
+
+def _reads(output: Output) -> list[tuple[list[list[int]], list[list[float]]]]:
+    if output.tape is None:
+        return [([], [])] * len(output.logits)
+    index, weight, length = (part.tolist() for part in (output.tape.index, output.tape.weight, output.tape.length))
+    return [(i[:n], w[:n]) for i, w, n in zip(index, weight, length, strict=True)]

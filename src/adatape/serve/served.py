@@ -1,0 +1,136 @@
+"""A run folder as the server needs it: the model, its class names, and its test images where they are at hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from adatape.banks import InputBank, LearnedBank
+from adatape.config import Experiment, ImageModel, Images, Parity
+from adatape.data.decode import one_line
+from adatape.data.images import open_images
+from adatape.data.imageset import ImageSet
+from adatape.measure.budget import apply_budget
+from adatape.measure.cost import input_tokens
+from adatape.models.adaptive import Adaptive
+from adatape.models.adatape import AdaTape
+from adatape.models.sequence import SymbolEmbed
+from adatape.serve.budgets import as_dict, budgets_of
+from adatape.train.folder import RESULT, WEIGHTS, load_config, load_run, load_weights
+from adatape.train.release import read_weights
+from adatape.train.task import build_image_model
+
+PACKAGED = Path(__file__).parent / "model"
+STEM, HEAD = "vit.patch_embed.proj.weight", "vit.head.weight"
+
+
+class Served(NamedTuple):
+    """A trained model and what is known about it."""
+
+    name: str
+    experiment: Experiment
+    model: Adaptive
+    classes: list[str]
+    accuracy: float | None
+    images: ImageSet | None  # None for sequences, and where the set is not at hand
+    missing: str  # why there are no images
+
+    @property
+    def channels(self) -> int:
+        return self.model.vit.in_chans
+
+    @property
+    def sample(self) -> Tensor:
+        """Something of the right shape to time and test the model with."""
+        data = self.experiment.data
+        if isinstance(data, Parity):
+            return torch.arange(data.length) % 3 - 1
+        return torch.full((self.channels, data.size, data.size), 127, dtype=torch.uint8)
+
+
+def load_served(folder: Path | None) -> Served:
+    """The run of a folder, or the digits that come with the package; every damage is a ValueError or OSError."""
+    folder = PACKAGED if folder is None else folder
+    try:
+        return _loaded(folder)
+    except (TypeError, KeyError, AttributeError, RuntimeError, AssertionError) as error:
+        raise ValueError(f"{folder} holds no model that can be rebuilt: {one_line(error)}") from error
+
+
+def _loaded(folder: Path) -> Served:
+    images, missing, accuracy = None, "this model reads sequences, not images", _accuracy(folder)
+    config = folder / "config.json"
+    data = load_config(config).data if config.is_file() else None
+    if isinstance(data, Images):
+        images, missing = _test_images(data)
+    experiment, model = load_run(folder) if images or not isinstance(data, Images) else _without_data(folder)
+    names = images.names if images else [str(label) for label in range(model.num_classes)]
+    kind = experiment.model.name if isinstance(experiment.model, ImageModel) else type(model).__name__
+    return Served(f"{experiment.recipe}: {kind}", experiment, model, names, accuracy, images, missing)
+
+
+def _test_images(data: Images) -> tuple[ImageSet | None, str]:
+    try:
+        return open_images(data, "test"), ""
+    except (ValueError, OSError) as error:
+        return None, f"the data set is not at hand: {one_line(error)}"
+
+
+def _without_data(folder: Path) -> tuple[Experiment, Adaptive]:
+    """A server need not have the data set: the weights say how many channels and classes there are."""
+    experiment = load_config(folder / "config.json")
+    weights = read_weights(folder / WEIGHTS)
+    if not isinstance(experiment.model, ImageModel) or not isinstance(experiment.data, Images):
+        raise ValueError(f"{folder}/config.json mixes images with a model of sequences")
+    if STEM not in weights or HEAD not in weights:
+        raise ValueError(f"{folder / WEIGHTS} lacks {STEM} or {HEAD}; it must be a model's")
+    channels, classes = weights[STEM].shape[1], weights[HEAD].shape[0]
+    model = build_image_model(experiment.model, experiment.data.size, channels, classes, weights=False)
+    load_weights(model, folder / WEIGHTS)
+    if experiment.model.budget is not None:
+        apply_budget(model, experiment.model.budget)
+    return experiment, model
+
+
+def _accuracy(folder: Path) -> float | None:
+    try:
+        return float(json.loads((folder / RESULT).read_text())["accuracy"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def description(served: Served) -> dict[str, Any]:
+    """The answer of GET /v1/model."""
+    model, data, budgets = served.model, served.experiment.data, budgets_of(served.model)
+    of_images = isinstance(data, Images)
+    patch = getattr(model.vit.patch_embed, "patch_size", None)
+    return {
+        "name": served.name,
+        "kind": "image" if of_images else "parity",
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "classes": served.classes,
+        "input": {"size": data.size, "channels": served.channels} if isinstance(data, Images) else None,
+        "length": data.length if isinstance(data, Parity) else None,
+        "tokens": input_tokens(model.vit),
+        "patch": patch[0] if patch else None,
+        "bank": _bank(model),
+        "budget": {"steps": budgets.most, "threshold": budgets.threshold, "merge": budgets.merge},
+        "default": as_dict(budgets.default),
+        "accuracy": served.accuracy,
+    }
+
+
+def _bank(model: Adaptive) -> dict[str, Any]:
+    bank = model.bank if isinstance(model, AdaTape) else None
+    match bank:
+        case InputBank():
+            return {"kind": "input", "patch": bank.patch, "grid": list(bank.h1.grid_size), "size": bank.size}
+        case LearnedBank():
+            return {"kind": "learn", "patch": None, "grid": None, "size": bank.size}
+        case SymbolEmbed():
+            return {"kind": "input", "patch": None, "grid": None, "size": bank.size}
+    return {"kind": None, "patch": None, "grid": None, "size": 0}

@@ -1,0 +1,1 @@
+"""Pictures, each a function that draws one and says where."""

@@ -1,0 +1,122 @@
+"""`adatape serve`: loads a run, says where it listens, and answers until it is told to stop."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from rich.console import Console
+from rich.table import Table
+
+from adatape.serve.app import create_app
+from adatape.serve.served import load_served
+from adatape.serve.service import Limits, Service
+from adatape.show.terminal import TABLE, pick_device
+
+GRACE = 30  # seconds to answer what was accepted
+IDLE = 30  # seconds that a silent connection is kept
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which refuses new work as soon as it is told to stop, and then ends as a command does."""
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=IDLE,
+                timeout_graceful_shutdown=GRACE,
+            )
+        )
+        self.service: Service = app.state.service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Not the parent's, which would raise the signal anew once all is answered."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+        self.service.batcher.refuse()
+
+
+def serve(
+    folder: Path | None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    queue: int = 256,
+    batch: int = 32,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Serves a run, or without one the digits of the package, until SIGINT or SIGTERM."""
+    if token is not None and not (token.isascii() and token.strip()):
+        raise ValueError("token is empty or not ASCII; a header could not carry it")
+    # Beyond the trained threshold is each request's own choice, and a text for each would fill the registry.
+    warnings.filterwarnings("ignore", message=r".*the model was built, and perhaps trained")
+    console = Console()
+    with _bound(host, port) as listening:
+        served = load_served(folder)
+        app = create_app(served, device=pick_device(device), token=token, limits=Limits(queue=queue, batch=batch))
+        address = _address(host, listening.getsockname()[1])
+        if not _is_loopback(host) and token is None:
+            console.print(f"warning: {host} can be reached from other machines and no --token is set", style="yellow")
+        _print_start(console, app.state.service, address)
+        Server(app).run(sockets=[listening])
+    return _summary(app.state.service, address)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port is {port}; it must be 0 (any that is free) to 65535")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise OSError(f"host is {host!r}; it is no address of this machine: {error.strerror}") from error
+    family, kind, protocol, _, place = found[0]
+    # With its protocol named, asyncio sends at once; without, each answer would wait 40 ms for the client's receipt.
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+    except OSError as error:
+        listening.close()
+        raise OSError(f"port {port} of {host} cannot be had: {error.strerror}; choose another --port") from error
+    return listening
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _print_start(console: Console, service: Service, address: str) -> None:
+    table = Table("model", "device", "steps", "ms for one sample", **TABLE)
+    steps = ", ".join("–" if each is None else str(each) for each in service.latency)
+    times = ", ".join(f"{ms:.1f}" for ms in service.latency.values())
+    table.add_row(service.served.name, str(service.engine.device), steps, times)
+    console.print(table)
+    console.print(f"listening on {address}  (Ctrl+C stops)", highlight=False, soft_wrap=True)
+
+
+def _summary(service: Service, address: str) -> dict[str, Any]:
+    return {
+        "name": service.served.name,
+        "address": address,
+        "latency_ms": {str(steps): ms for steps, ms in service.latency.items()},
+        "samples": int(service.samples),
+        "batches": int(service.batches),
+    }

@@ -1,0 +1,183 @@
+"""What a model reads over a set is counted right, and every kind of run gets the pictures that apply to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from adatape.data.parity import Sequences, held_out_set
+from adatape.measure.reading import (
+    Reads,
+    collect,
+    inputs_at,
+    spread,
+    spread_batches,
+    taken_counts,
+    taken_weights,
+    telling_sequence,
+)
+from adatape.show.figures import budget_rows, print_figures
+from adatape.show.gallery import Grid, _outline, easiest_first, varied
+from adatape.show.pictures.budgets import _labels, draw_budgets
+from adatape.show.pictures.training import draw_training
+from adatape.train.run import run
+from adatape.train.task import build_for
+from runs import tiny
+
+CPU = torch.device("cpu")
+GALLERIES = {"easy", "hard", "mistakes"}
+EXPECTED = {
+    "adatape": {"training", "heatmap", "long_tail", "lengths", "lengths_by_class", *GALLERIES},
+    "adatape-learn": {"training", "long_tail", "lengths", "lengths_by_class", *GALLERIES},
+    "plainvit": {"training", *GALLERIES},
+    "parity adatape": {"training", "parity", "lengths"},
+    "parity transformer": {"training"},
+}
+
+
+def reads_of(family: str = "adatape", samples: int = 40) -> Reads:
+    experiment = tiny(family)
+    return collect(build_for(experiment), spread_batches(experiment, samples, CPU))
+
+
+def made_up(**columns: list) -> Reads:
+    n = len(next(iter(columns.values())))
+    zero = torch.zeros(n, dtype=torch.int64)
+    empty = Reads(zero, zero, zero.float(), zero, zero, zero[:, None, None], zero[:, None, None].float())
+    return empty._replace(**{name: torch.tensor(values) for name, values in columns.items()})
+
+
+@pytest.mark.parametrize("family", EXPECTED)
+def test_every_kind_of_run_gets_the_pictures_that_apply(family: str, tmp_path: Path) -> None:
+    run(tiny(family, steps=4, evaluate_every=2), tmp_path / "run", "cpu", lambda _: None)
+    made = print_figures(tmp_path / "run", "cpu", samples=60)
+    assert set(made["figures"]) == EXPECTED[family]
+    for path in made["figures"].values():
+        with Image.open(path) as picture:
+            assert picture.width >= 900
+    assert {path.name for path in (tmp_path / "run" / "figures").iterdir()} == {f"{n}.png" for n in EXPECTED[family]}
+
+
+def test_a_run_that_has_not_finished_has_no_pictures(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        print_figures(tmp_path, "cpu")
+    assert not list(tmp_path.iterdir())
+
+
+def test_counts_and_weights_add_up_to_the_tape_lengths() -> None:
+    reads = reads_of()
+    merged = reads.taken.shape[2]
+    assert taken_counts(reads, 16).sum() == merged * reads.length.sum()
+    torch.testing.assert_close(taken_weights(reads, 16).sum(), reads.length.sum().double(), rtol=0, atol=1e-4)
+    assert taken_counts(reads, 16).sum(0).max() <= len(reads.length)  # no token is read twice for a sample
+
+
+def test_a_count_is_of_its_own_step_and_token() -> None:
+    reads = made_up(
+        taken=[[[2, 0], [1, -1]], [[2, 1], [-1, -1]]], weight=[[[0.75, 0.25], [1.0, 0.0]], [[0.5, 0.5], [0.0, 0.0]]]
+    )
+    assert taken_counts(reads, 4).tolist() == [[1, 1, 2, 0], [0, 1, 0, 0]]
+    assert taken_weights(reads, 4).tolist() == [[0.25, 0.5, 1.25, 0.0], [0.0, 1.0, 0.0, 0.0]]
+
+
+def test_batches_read_as_one_set_whatever_their_size() -> None:
+    experiment = tiny()
+    model = build_for(experiment)
+    [(x, label)] = spread_batches(experiment, 40, CPU)
+    whole, parts = collect(model, [(x, label)]), collect(model, [(x[:7], label[:7]), (x[7:], label[7:])])
+    for a, b in zip(whole, parts, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_collecting_leaves_the_model_in_its_mode_and_hears_no_noise() -> None:
+    experiment = tiny("adatape-learn")
+    model = build_for(experiment).train()
+    first, second = (collect(model, spread_batches(experiment, 20, CPU)) for _ in range(2))
+    assert model.training
+    assert torch.equal(first.taken, second.taken)
+
+
+def test_a_model_without_a_tape_reads_none() -> None:
+    reads = reads_of("plainvit")
+    assert reads.taken.shape[1:] == (0, 0)
+    assert not reads.length.any()
+    assert (reads.macs == reads.macs[0]).all()
+
+
+def test_samples_are_spread_over_a_sorted_set() -> None:
+    assert spread(10, 4).tolist() == [0, 2, 5, 7]
+    assert spread(3, 10).tolist() == [0, 1, 2]
+    assert len(np.unique(spread(50_000, 2000))) == 2000
+    with pytest.raises(ValueError, match="samples is 0; it must be at least 1"):
+        spread_batches(tiny(), 0, CPU)
+
+
+def test_inputs_come_from_their_places() -> None:
+    rows = torch.arange(10.0)[:, None]
+    found = inputs_at([(rows[:4], rows[:4]), (rows[4:], rows[4:])], [9, 0, 4])
+    assert {place: float(x) for place, x in found.items()} == {0: 0.0, 4: 4.0, 9: 9.0}
+
+
+def test_the_telling_sequence_is_odd_and_has_a_mixed_pair() -> None:
+    model = build_for(tiny("parity adatape"))
+    told = telling_sequence(model, held_out_set(8, 64))
+    assert sum(symbol == 1 for symbol in told.symbols) % 2 == 1
+    assert any(told.symbols[a] != told.symbols[b] for a, b in told.pairs)
+    with pytest.raises(ValueError, match="merge = 2"):
+        telling_sequence(build_for(tiny("parity transformer")), Sequences(*held_out_set(8, 4)))
+
+
+def test_easy_is_cheap_and_among_equals_sure() -> None:
+    reads = made_up(macs=[3, 1, 1, 2], certainty=[0.9, 0.2, 0.8, 1.0])
+    assert easiest_first(reads) == [2, 1, 3, 0]
+
+
+def test_a_gallery_shows_every_class_before_any_twice() -> None:
+    labels = torch.tensor([0, 0, 0, 1, 2])
+    assert varied([0, 1, 2, 3, 4], labels, 3) == [0, 3, 4]
+    assert varied([0, 1, 2, 3, 4], labels, 4) == [0, 1, 3, 4]
+    assert varied([0, 1, 2, 3, 4], labels, 9) == [0, 1, 2, 3, 4]
+
+
+def test_outlines_lie_on_the_patches_that_were_read() -> None:
+    reads = made_up(length=[1], taken=[[[5, 14], [3, 3]]], weight=[[[0.7, 0.3], [0.0, 0.0]]])
+    axes = Figure().subplots()
+    _outline(axes, reads, 0, torch.zeros(1, 8, 8), Grid(4, 4))
+    centres = [(p.get_x() + p.get_width() / 2, p.get_y() + p.get_height() / 2) for p in axes.patches]
+    np.testing.assert_allclose(centres, [(2.5, 2.5), (4.5, 6.5)])  # pixel centres are whole numbers
+    assert axes.patches[0].get_linewidth() > axes.patches[1].get_linewidth()
+    assert [text.get_text() for text in axes.texts] == ["1", "1"]
+
+
+ROWS = [{"steps": n, "accuracy": 0.5 + n / 10, "gflops_mean": 1.0 + n} for n in range(4)]
+
+
+def test_budgets_are_drawn_as_a_list_or_as_rows_and_what_is_unknown_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "budgets.json"
+    for written in (ROWS, {"run": "x", "lengths": [1, 2], "rows": ROWS}):
+        path.write_text(json.dumps(written))
+        assert budget_rows(path) == ROWS
+    assert draw_budgets(tmp_path / "quality.png", [*ROWS, {"steps": 9, "accuracy": None, "gflops_mean": 3}]) is not None
+    assert draw_budgets(tmp_path / "none.png", ROWS[:1]) is None
+    assert draw_budgets(tmp_path / "none.png", [{"steps": 1}, {"words": "x"}]) is None
+    assert not (tmp_path / "none.png").exists()
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"budgets.json is not JSON"):
+        budget_rows(path)
+
+
+def test_budgets_of_the_same_cost_share_a_label() -> None:
+    rows = [*ROWS, {"steps": 8, "accuracy": 0.9, "gflops_mean": 4.01}]
+    assert [text for text, _, _ in _labels(rows, "gflops_mean")] == ["0", "1", "2", "3, 8"]
+
+
+def test_a_curve_needs_two_points(tmp_path: Path) -> None:
+    line = {"kind": "validation", "step": 1, "accuracy": 0.5, "loss": 1.0}
+    assert draw_training(tmp_path / "one.png", [line], "one") is None
+    assert draw_training(tmp_path / "two.png", [line, {**line, "step": 2, "loss": None}], "two") is not None

@@ -1,0 +1,159 @@
+"""The report holds every finished run, gathers seeds, and is one file that needs nothing beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from adatape.config import Experiment
+from adatape.recipes.imagenet import imagenet
+from adatape.recipes.parity import parity
+from adatape.show.beside import counted_beside, paper_accuracy, same_system, system_of
+from adatape.show.report import print_report
+from adatape.train.folder import prepare
+from runs import tiny
+
+RESULT = {
+    "accuracy": 0.9,
+    "loss": 0.3,
+    "parameters": 257_000,
+    "gflops": 0.002,
+    "gflops_mean": 0.001,
+    "gflops_p95": 0.0015,
+    "length_mean": 2.0,
+    "length_var": 0.25,
+    "samples_per_second": 1000.0,
+}
+
+
+def finished(folder: Path, experiment: Experiment, **figures: Any) -> Path:
+    """A run's folder as training leaves it, without the training."""
+    prepare(folder, experiment, "cpu")
+    (folder / "result.json").write_text(json.dumps({**RESULT, **figures}))
+    return folder
+
+
+def with_picture(folder: Path) -> Path:
+    (folder / "figures").mkdir()
+    Image.new("RGB", (30, 20), "green").save(folder / "figures" / "training.png")
+    return folder
+
+
+def test_runs_that_differ_only_by_seed_are_one_row_with_its_spread(tmp_path: Path) -> None:
+    folders = [
+        finished(tmp_path / "a", tiny(seed=1), accuracy=0.8),
+        finished(tmp_path / "b", tiny(seed=0, engine__workers=3), accuracy=0.9),
+        finished(tmp_path / "c", tiny(optimizer__lr=0.5), accuracy=0.95),
+    ]
+    made = print_report(folders, tmp_path / "report.html")
+    assert [row["seeds"] for row in made["rows"]] == [[0], [0, 1]]
+    assert made["rows"][1]["accuracy"] == pytest.approx(0.85)
+    assert made["rows"][1]["accuracy_sd"] == pytest.approx(0.0707, abs=1e-4)
+    assert "85.00 ± 7.07" in (tmp_path / "report.html").read_text()
+
+
+def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
+    folder = with_picture(finished(tmp_path / "a", tiny()))
+    print_report([folder], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert re.findall(r'(?:src|href)="(?!data:image/png;base64,)[^"]*"', page) == []
+    assert not re.search(r"<script|<link|@import|url\(|https?://", page)
+    assert page.count("data:image/png;base64,") == 1
+    assert "prefers-color-scheme: dark" in page
+    assert "@media print" in page
+
+
+def test_the_page_has_the_command_the_environment_and_the_figures(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "a", tiny())
+    env = json.loads((folder / "env.json").read_text())
+    (folder / "env.json").write_text(json.dumps({**env, "command": "adatape train <digits> & more"}))
+    print_report([folder], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "adatape train &lt;digits&gt; &amp; more" in page
+    assert "<digits>" not in page
+    assert env["torch"] in page
+    assert f"adatape figures {folder}" in page  # none were drawn
+    for figure in ("90.00", "0.3", "0.257", "0.002", "0.001", "0.0015", "1,000", "2.00 ± 0.50"):
+        assert f">{figure}<" in page
+
+
+def test_folders_that_are_no_finished_runs_are_named_with_the_reason(tmp_path: Path) -> None:
+    good = finished(tmp_path / "good", tiny())
+    prepare(tmp_path / "running", tiny(), "cpu")
+    (tmp_path / "empty").mkdir()
+    broken = finished(tmp_path / "broken", tiny())
+    (broken / "result.json").write_text("{")
+    strange = finished(tmp_path / "strange", tiny())
+    (strange / "config.json").write_text('{"recipe": "x", "colour": 1}')
+    folders = [good, *(tmp_path / name for name in ("running", "empty", "broken", "strange", "missing"))]
+    made = print_report(folders, tmp_path / "report.html")
+    reasons = {Path(folder).name: reason for folder, reason in made["skipped"].items()}
+    assert made["runs"] == 1
+    assert "not finished" in reasons["running"]
+    assert "no config.json" in reasons["empty"]
+    assert "result.json is not JSON" in reasons["broken"]
+    assert "colour" in reasons["strange"]
+    assert "no folder" in reasons["missing"]
+    page = (tmp_path / "report.html").read_text()
+    assert all(f">{tmp_path / name}<" in page for name in reasons)
+
+
+def test_without_a_finished_run_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no finished run to report: .*missing: is no folder"):
+        print_report([tmp_path / "missing"], tmp_path / "report.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_an_earlier_report_is_written_anew(tmp_path: Path) -> None:
+    folder, out = finished(tmp_path / "a", tiny()), tmp_path / "report.html"
+    out.write_text("<html>my thesis</html>")
+    with pytest.raises(FileExistsError, match=r"report.html exists and is no earlier report"):
+        print_report([folder], out)
+    assert out.read_text() == "<html>my thesis</html>"
+    out.unlink()
+    print_report([folder], out)
+    print_report([folder], out)
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        print_report([folder], tmp_path)
+
+
+def test_the_runs_of_a_sweep_are_found_in_its_folder(tmp_path: Path) -> None:
+    for seed in range(2):
+        finished(tmp_path / "sweep" / str(seed), tiny(seed=seed))
+    made = print_report([tmp_path / "sweep", tmp_path / "sweep" / "0"], tmp_path / "report.html")
+    assert made["runs"] == 2
+
+
+def test_a_result_that_lacks_a_figure_leaves_its_cell_empty(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "a", tiny("plainvit"), gflops_p95=None, length_mean=0.0)
+    made = print_report([folder], tmp_path / "report.html")
+    assert made["rows"][0]["gflops_p95"] is None
+    assert "<td>–</td>" in (tmp_path / "report.html").read_text()
+
+
+def test_the_papers_figures_stand_only_beside_the_same_system() -> None:
+    whole = imagenet()
+    row = same_system(whole)
+    assert row is not None
+    assert row.label.startswith("AdaTape-")
+    assert paper_accuracy(whole).endswith("%")
+    assert same_system(tiny()) is None
+    assert paper_accuracy(tiny()) == ""
+    assert "random" in paper_accuracy(parity(system="transformer"))
+    assert paper_accuracy(parity(system="singles")) == ""
+
+
+@pytest.mark.parametrize("system", ["adatape", "transformer", "ut", "singles", "random", "order"])
+def test_a_run_of_parity_knows_its_system(system: Any) -> None:
+    assert system_of(parity(system=system)) == system
+
+
+def test_the_papers_counts_are_of_the_families_among_the_runs() -> None:
+    rows = counted_beside([tiny("avit")])
+    assert {row.label for row in rows} == {"A-ViT-Ti/16", "A-ViT-S/16"}
+    assert rows[0].parameters == pytest.approx(rows[0].paper_parameters, abs=0.1)

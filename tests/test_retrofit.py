@@ -1,0 +1,377 @@
+"""A wrapped ViT: the pretrained function at first, whatever its budget; then what its tape teaches it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import adatape
+import adatape.models
+from adatape.banks import InputBank, LearnedBank
+from adatape.config import ImageModel
+from adatape.measure.cost import cost, total
+from adatape.models import AdaTape
+from adatape.train.release import release
+from adatape.train.task import build_image_model
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2, "depth": 3, "num_classes": 5}
+READS = {"patch": 4, "bank_size": 80, "steps": 6, "threshold": 1.5, "merge": 4, "norm_scale": 1.5}
+VITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "AugReg": ("vit_tiny_patch16_224", {}),
+    "AugReg, patch 16": ("vit_tiny_patch16_224", {"patch_size": 16, "depth": 2}),
+    "MAE, mean of patches and a norm": ("vit_base_patch16_224", {"global_pool": "avg"}),
+    "maximum": ("vit_tiny_patch16_224", {"global_pool": "max", "class_token": False, "fc_norm": True}),
+    "mean with prefix": ("vit_tiny_patch16_224", {"global_pool": "avg", "pool_include_prefix": True}),
+    "CLIP": ("vit_base_patch32_clip_224", {}),
+    "CLIP with QuickGELU": ("vit_base_patch32_clip_quickgelu_224", {}),
+    "DINOv2": ("vit_small_patch14_dinov2", {}),
+    "DINOv2 with registers": ("vit_small_patch14_reg4_dinov2", {}),
+    "DeiT-3": ("deit3_small_patch16_224", {}),
+    "SigLIP, mean": ("vit_base_patch16_siglip_gap_224", {}),
+    "mean with registers": ("vit_medium_patch16_reg4_gap_256", {}),
+    "norm after attention": ("vit_base_patch16_rpn_224", {}),
+    "parallel branches": ("vit_small_patch16_18x2_224", {}),
+    "parallel scaling": ("vit_base_patch16_xp_224", {}),
+    "difference of attentions": ("vit_dpwee_patch16_reg1_gap_256", {}),
+}
+SAID = {"result": {"accuracy": 0.5}, "command": "adatape train finetune"}
+
+
+def images(n: int = 4, size: int = 32, seed: int = 0) -> Tensor:
+    return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def as_if_trained(vit: VisionTransformer) -> VisionTransformer:
+    """Large random weights: attention far from uniform, no layer scale near zero, a head that answers."""
+    for name, p in vit.named_parameters():
+        if name.startswith("blocks") and p.ndim > 1:
+            p.mul_(8)
+        elif p.ndim == 1:
+            p.copy_((0.0 if name.endswith("bias") else 1.0) + 0.3 * torch.randn_like(p))
+        else:
+            p.add_(0.1 * torch.randn_like(p))
+    return vit.eval()
+
+
+def pretrained(name: str = "vit_tiny_patch16_224", **options: Any) -> VisionTransformer:
+    torch.manual_seed(0)
+    return as_if_trained(timm.create_model(name, **{**SMALL, **options}))
+
+
+def wrapped(vit: VisionTransformer | None = None, bank: str = "input", **options: Any) -> AdaTape:
+    return adatape.wrap(vit or pretrained(), bank, **{**READS, **options})
+
+
+def features_of(vit: VisionTransformer, x: Tensor) -> Tensor:
+    return vit.forward_head(vit.forward_features(x), pre_logits=True)
+
+
+def loss_of(model: AdaTape, x: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), torch.arange(len(x)) % model.num_classes)
+
+
+@pytest.mark.parametrize("bank", ["input", "learn"])
+@pytest.mark.parametrize("kind", VITS)
+@torch.no_grad()
+def test_a_wrapped_vit_starts_as_the_pretrained_one_at_any_budget(kind: str, bank: str) -> None:
+    name, options = VITS[kind]
+    vit, x = pretrained(name, **options), images()
+    logits, features = vit(x), features_of(vit, x)
+    assert logits.std() > 0.1
+    ungated = wrapped(vit, bank, gate=False)(x)
+    assert (ungated - logits).abs().max() > 0.03 * logits.abs().max(), "this ViT would not notice a tape"
+    model = wrapped(vit, bank)
+    for steps, threshold in ((6, 1.5), (6, 0.6), (3, None), (1, None)):
+        model.set_budget(steps, threshold)
+        output = model(x, output=True)
+        assert output.tape is not None
+        torch.testing.assert_close(output.logits, logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(output.features, features, rtol=1e-5, atol=1e-5)
+    model.set_budget(0)
+    output = model(x, output=True)
+    assert torch.equal(output.logits, logits)
+    assert torch.equal(output.features, features)
+
+
+@torch.no_grad()
+def test_beyond_its_range_a_budget_warns_and_still_computes_the_pretrained_function() -> None:
+    model, x = wrapped(), images()
+    with pytest.warns(UserWarning, match="steps is 9; the model was built, and perhaps trained, for at most 6"):
+        model.set_budget(9)
+    torch.testing.assert_close(model(x), model.vit(x), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_features_have_timms_shape_and_values() -> None:
+    """No tape row is handed on, so a mean over rows stays what it was."""
+    model, x = wrapped(pretrained(global_pool="avg", reg_tokens=2)), images()
+    torch.testing.assert_close(model.forward_features(x), model.vit.forward_features(x), rtol=1e-5, atol=1e-5)
+    assert torch.equal(model.forward_head(model.forward_features(x)), model(x))
+
+
+@pytest.mark.parametrize("bank", ["input", "learn"])
+@pytest.mark.parametrize("kind", VITS)
+def test_every_gate_learns_from_the_first_step_and_all_of_the_tape_from_the_second(kind: str, bank: str) -> None:
+    name, options = VITS[kind]
+    model, x = wrapped(pretrained(name, **options), bank).train(), images(8)
+    adamw = torch.optim.AdamW(model.parameters(), 1e-3)
+    loss_of(model, x).backward()
+    first = model.gate.open.grad.abs()
+    assert first.shape == (model.gate.open.shape[0], 2)
+    assert first.min() > 1e-6
+    adamw.step()
+    adamw.zero_grad()
+    loss_of(model, x).backward()
+    tape = {name: p.grad for name, p in model.named_parameters() if not name.startswith("vit.")}
+    assert min(grad.norm() for grad in tape.values()) > 1e-6, {name: grad.norm() for name, grad in tape.items()}
+    assert all(grad.isfinite().all() for grad in tape.values())
+
+
+def test_a_gates_gradient_is_the_slope_of_the_loss() -> None:
+    """Opened by a little: the slope at zero is no artefact of a tiny number."""
+    model, x = wrapped().double(), images().double()
+    loss_of(model, x).backward()
+    slopes, started = model.gate.open.grad.clone(), loss_of(model, x).item()
+    for place in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        with torch.no_grad():
+            model.gate.open.zero_()
+            model.gate.open[place] = 1e-7
+            measured = (loss_of(model, x).item() - started) / 1e-7
+        assert measured == pytest.approx(slopes[place].item(), rel=1e-3)
+
+
+@torch.no_grad()
+def test_open_gates_are_a_tape_without_gates() -> None:
+    """A gate of one is the model that was never gated, but for rows that are not pooled."""
+    model, x = wrapped(), images()
+    torch.nn.init.constant_(model.gate.open, 0.1)
+    free = AdaTape(model.vit, model.bank, model.reader.reading).eval()
+    free.load_state_dict({name: value for name, value in model.state_dict().items() if "gate" not in name})
+    torch.testing.assert_close(model(x), free(x), rtol=1e-5, atol=1e-5)
+    assert (model(x) - model.vit(x)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+@torch.no_grad()
+def test_a_sample_alone_equals_the_same_sample_in_a_batch(pool: str) -> None:
+    model, x = wrapped(pretrained(global_pool=pool)), images(12)
+    torch.nn.init.uniform_(model.gate.open, -0.1, 0.1)
+    together = model(x, output=True)
+    assert together.tape.length.min() < together.tape.length.max()
+    for row in range(12):
+        torch.testing.assert_close(model(x[row : row + 1])[0], together.logits[row], rtol=1e-5, atol=1e-5)
+
+
+def test_fused_and_plain_attention_agree_and_so_does_checkpointing() -> None:
+    found = []
+    for fused, checkpointed in ((True, False), (False, False), (True, True)):
+        model = wrapped().train()
+        model.set_grad_checkpointing(checkpointed)
+        for block in model.vit.blocks:
+            block.attn.fused_attn = fused
+        loss_of(model, images()).backward()
+        found.append(model.gate.open.grad)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-3, atol=1e-5)
+
+
+def test_bfloat16_keeps_gates_shut_and_alive() -> None:
+    model, x = wrapped(), images()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(x), model.vit(x), rtol=0.05, atol=0.1)
+        loss_of(model, x).backward()
+    assert model.gate.open.grad.abs().min() > 1e-6
+    whole = wrapped(pretrained().bfloat16())
+    assert {p.dtype for p in whole.parameters()} == {torch.bfloat16}
+    loss_of(whole, x.bfloat16()).backward()
+    assert all(p.grad.isfinite().all() for p in whole.parameters())
+    assert whole.gate.open.grad.abs().min() > 1e-6
+
+
+def test_compiles_without_a_graph_break_and_exports() -> None:
+    model, x = wrapped(pretrained(depth=2), "learn", steps=1, threshold=0.5), images()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x))
+    program = torch.export.export(model, (x,), dynamic_shapes={"x": {0: torch.export.Dim.AUTO}})
+    torch.testing.assert_close(program.module()(images(2)), model(images(2)), rtol=1e-4, atol=1e-5)
+
+
+def halves(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Does any 16-pixel patch have a bright and a dark half? Its mean says nothing."""
+    label, place = (torch.randint(2, (n, *more), generator=generator) for more in ((), (2,)))
+    half = torch.ones(16, 16)
+    half[8:] = -1
+    x = torch.zeros(n, 3, 32, 32)
+    for image, (top, left), shown in zip(x, (16 * place).tolist(), label, strict=True):
+        image[:, top : top + 16, left : left + 16] = half * shown
+    return x + 0.1 * torch.randn(x.shape, generator=generator), label
+
+
+def blind_vit() -> VisionTransformer:
+    """It sees no more of a 16-pixel patch than its mean colour."""
+    torch.manual_seed(0)
+    vit = timm.create_model("vit_tiny_patch16_224", **{**SMALL, "patch_size": 16, "num_classes": 2})
+    with torch.no_grad():
+        vit.patch_embed.proj.weight.copy_(0.02 * torch.randn(64, 3, 1, 1).expand(-1, -1, 16, 16))
+        for p in vit.blocks.parameters():
+            p.mul_(3 if p.ndim > 1 else 1)
+    return vit
+
+
+def loss_after(model: AdaTape, steps: int = 60) -> float:
+    trained = [p for name, p in model.named_parameters() if not name.startswith("vit.") or "head" in name]
+    adamw, generator = torch.optim.AdamW(trained, 3e-3, weight_decay=0.0), torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        x, label = halves(32, generator)
+        adamw.zero_grad()
+        F.cross_entropy(model(x), label).backward()
+        adamw.step()
+    x, label = halves(256, generator)
+    with torch.no_grad():
+        return F.cross_entropy(model.eval()(x), label).item()
+
+
+def test_a_frozen_vit_learns_detail_through_its_tape_alone() -> None:
+    reads = {"patch": 8, "steps": 16, "threshold": 16.0, "merge": 1, "query_width": 32, "norm_scale": 1.0}
+    model = wrapped(blind_vit(), **reads)
+    assert loss_after(model) < 0.3
+    without = wrapped(blind_vit(), **reads)
+    without.set_budget(0)
+    assert loss_after(without) > 0.65
+
+
+def test_training_the_tape_alone_trains_the_gates() -> None:
+    settings = ImageModel("vit_tiny_patch16_224", {"depth": 2}, wrap={"patch": 4, "steps": 4}, trains="tape")
+    model = build_image_model(settings, 32, 3, 5)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert {"gate.open", "bank.h2.weight", "append_mlp.fc1.weight", "vit.head.weight"} <= trained
+    assert not [name for name in trained if name.startswith("vit.") and "head" not in name]
+    assert model.no_weight_decay() >= {"gate.open", "bank.pos_embed"}
+
+
+def test_the_vits_keys_stay_timms() -> None:
+    vit = pretrained()
+    before = {name: value.clone() for name, value in vit.state_dict().items()}
+    model = wrapped(vit)
+    timm.create_model("vit_tiny_patch16_224", **SMALL).load_state_dict(model.vit.state_dict(), strict=True)
+    assert all(torch.equal(model.state_dict()[f"vit.{name}"], value) for name, value in before.items())
+    assert not any("gate" in name for name in wrapped(gate=False).state_dict())
+    assert wrapped(vit.eval()).training is False
+    assert wrapped(vit.train()).training is True
+
+
+@torch.no_grad()
+def test_an_input_bank_sees_its_patches_as_the_vit_sees_them_magnified() -> None:
+    vit, x = pretrained(reg_tokens=2), images()
+    bank = wrapped(vit).bank
+    assert isinstance(bank, InputBank)
+    cells = x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
+    magnified = F.interpolate(cells, (8, 8), mode="bicubic", antialias=True)
+    seen = vit.patch_embed.proj(magnified).flatten(1).unflatten(0, (4, 64))
+    places = bank(x) - seen
+    torch.testing.assert_close(places, places[:1].expand_as(places), rtol=1e-4, atol=1e-4)
+    coarse = places[0].unflatten(0, (4, 2, 4, 2)).mean((1, 3)).flatten(0, 1)
+    assert F.cosine_similarity(coarse, vit.pos_embed[0, 3:]).min() > 0.8
+
+
+@pytest.mark.parametrize("patch", [8, 16])
+@torch.no_grad()
+def test_a_bank_of_the_vits_own_patches_is_its_patch_embedding(patch: int) -> None:
+    vit = pretrained(patch_size=patch, pos_embed="none")
+    bank = wrapped(vit, patch=patch, steps=2, merge=2).bank
+    torch.testing.assert_close(bank(images()), vit.patch_embed(images()), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_learned_bank_starts_among_the_vits_own_tokens() -> None:
+    vit = pretrained()
+    bank = wrapped(vit, "learn", bank_size=500).bank
+    assert isinstance(bank, LearnedBank)
+    inputs = (vit.patch_embed(images(64)) + vit.pos_embed[:, 1:]).flatten(0, 1)
+    torch.testing.assert_close(bank.tokens.std(), inputs.std(), rtol=0.05, atol=0.0)
+    assert F.cosine_similarity(bank.tokens.mean(0), inputs.mean(0), dim=0) > 0.9
+    assert len(bank.tokens.unique(dim=0)) == 500
+
+
+def test_a_hybrid_and_other_channels_are_wrapped_too() -> None:
+    hybrid = timm.create_model("vit_tiny_r_s16_p8_224", img_size=64, depth=2, num_classes=5).eval()
+    x = images(2, 64)
+    torch.testing.assert_close(adatape.wrap(hybrid, "input", patch=8)(x), hybrid(x), rtol=1e-5, atol=1e-5)
+    grey = pretrained(in_chans=1)
+    torch.testing.assert_close(wrapped(grey)(images()[:, :1]), grey(images()[:, :1]), rtol=1e-5, atol=1e-5)
+
+
+def test_a_bank_that_was_given_stays_as_it_is() -> None:
+    bank = LearnedBank(80, 64)
+    before = bank.tokens.detach().clone()
+    assert torch.equal(adatape.wrap(pretrained(), bank, steps=4).bank.tokens, before)
+
+
+@pytest.mark.parametrize("bank", ["input", "learn"])
+def test_gates_are_counted_and_cost_no_multiply(bank: str) -> None:
+    model = wrapped(bank=bank, threshold=99.0)
+    assert total(cost(model)).parameters == sum(p.numel() for p in model.parameters())
+    for block in model.vit.blocks:
+        block.attn.fused_attn = False  # torch before 2.15 counts the CPU's fused attention as nothing
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.requires_grad_(False)(images(1))
+    assert total(cost(model)).macs == counter.get_total_flops() // 2
+
+
+def test_what_cannot_be_wrapped_is_refused_with_the_reason() -> None:
+    eva = timm.create_model("eva02_tiny_patch14_224", img_size=28, depth=1)
+    for vit, message in (
+        (eva, "the backbone is an Eva .*rotates queries and keys.* must be a timm VisionTransformer"),
+        (timm.create_model("resnet18"), "the backbone is a ResNet; it must be a timm VisionTransformer"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            adatape.wrap(vit)
+    for make, message in (
+        (lambda: wrapped(pretrained(global_pool="map")), "global_pool='map'"),
+        (lambda: wrapped(patch=5), "bank patch is 5; it must divide the image size 32 × 32"),
+        (lambda: timm.create_model("adatape"), "backbone is None; it must be the name of a ViT"),
+        (lambda: timm.create_model("adatape", backbone="vit_none"), "backbone is 'vit_none'; it must be"),
+        (lambda: timm.create_model("adatape", backbone="vit_tiny_patch16_224", tape_ffn="blocks"), "its own blocks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("backbone", "reads"),
+    [
+        ("vit_tiny_patch16_224.augreg_in21k", {"bank": "input", "patch": 4, "layer": 2}),
+        ("vit_small_patch14_reg4_dinov2", {"bank": "learn", "bank_size": 90, "tape_ffn": "none"}),
+        ("vit_base_patch32_clip_224", {"bank": "input", "patch": 8, "merge": 1, "gate": False}),
+    ],
+)
+def test_a_wrapper_comes_back_from_a_folder_to_the_bit(backbone: str, reads: dict[str, Any], tmp_path: Path) -> None:
+    options = {"backbone": backbone, **SMALL, **reads, "steps": 5, "threshold": 1.5}
+    model = timm.create_model("adatape", **options).eval()
+    as_if_trained(model.vit)
+    if model.gate is not None:
+        torch.nn.init.uniform_(model.gate.open, -0.1, 0.1)
+    folder = release(model, "adatape", options, tmp_path / "out", **SAID)
+    again, x = timm.create_model(f"local-dir:{folder}", pretrained=True).eval(), images()
+    assert torch.equal(again(x), model(x))
+    assert (again(x) - again.vit(x)).abs().max() > 1e-3
+    assert again.reader.reading == model.reader.reading
+    assert type(again.bank) is type(model.bank)
+
+
+def test_the_registered_name_is_wrap_of_the_backbone() -> None:
+    model = timm.create_model("adatape", backbone="vit_tiny_patch16_224", **SMALL, **READS).eval()
+    model.load_state_dict(wrapped().state_dict(), strict=True)
+    torch.testing.assert_close(model(images()), pretrained()(images()), rtol=1e-5, atol=1e-5)
+    clip = timm.create_model("adatape", backbone="vit_base_patch32_clip_224", depth=2, bank="learn", bank_size=80)
+    assert clip.pretrained_cfg["mean"] == timm.get_pretrained_cfg("vit_base_patch32_clip_224").mean
+    assert clip.pretrained_cfg["classifier"] == "vit.head"
