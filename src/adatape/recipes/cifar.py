@@ -23,6 +23,7 @@ def _cifar(name: Literal["cifar10", "cifar100"], text: str) -> Callable[..., Exp
         steps: int | None = None,
         threshold: float | None = None,
         merge: int | None = None,
+        sample_budgets: bool = False,
         epochs: int = 200,
         batch: int = 512,
         lr: float = 1e-3,
@@ -35,7 +36,15 @@ def _cifar(name: Literal["cifar10", "cifar100"], text: str) -> Callable[..., Exp
             recipe=name,
             data=Images(name, path, SIZE, AUGMENT, validate_on),
             model=image_model(
-                system, size, patch, bank_patch, bank_size=1000, steps=steps, threshold=threshold, merge=merge
+                system,
+                size,
+                patch,
+                bank_patch,
+                bank_size=1000,
+                steps=steps,
+                threshold=threshold,
+                merge=merge,
+                sample_budgets=sample_budgets or None,
             ),
             optimizer=Optimizer(
                 lr=lr,

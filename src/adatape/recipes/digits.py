@@ -8,13 +8,26 @@ from adatape.recipes.systems import System, image_model, ponder_weight
 SIZE, BATCH, TRAINING = 8, 64, 1437
 
 
-def digits(system: System = "adatape", epochs: int = 100, lr: float = 2e-3, seed: int = 0) -> Experiment:
+def digits(
+    system: System = "adatape", epochs: int = 100, lr: float = 2e-3, sample_budgets: bool = False, seed: int = 0
+) -> Experiment:
     """Handwritten digits, a model of width 64 and depth 4: seconds to minutes on two CPU cores.
 
     adatape train digits
     Two CPU cores, torch 2.15: 58 to 90 s. 98.1 to 99.2 % over three runs; PlainViT 99.2 %: docs/results.md.
     """
-    model = image_model(system, "tiny", 4, 2, bank_size=100, steps=4, threshold=1.0, merge=3, query_width=32)
+    model = image_model(
+        system,
+        "tiny",
+        4,
+        2,
+        bank_size=100,
+        steps=4,
+        threshold=1.0,
+        merge=3,
+        query_width=32,
+        sample_budgets=sample_budgets or None,
+    )
     steps = epochs * TRAINING // BATCH
     return Experiment(
         recipe="digits",
