@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import tiny
 from torch import Tensor
 
 from adatape.config import Budget, Experiment, Reading, from_dict, to_dict
@@ -30,7 +31,6 @@ from adatape.show.budget import _every_other, _held_out, print_budgets, print_se
 from adatape.train.folder import WEIGHTS, check_same, load_run, prepare, with_budget, write_weights
 from adatape.train.loop import Trainer
 from adatape.train.task import build_for
-from runs import tiny
 
 BUDGETED = ["adatape", "ut", "u2t", "uvit", "ponder", "parity adatape", "parity ut"]
 IMAGES = torch.linspace(-1, 1, 6 * 64).reshape(6, 1, 8, 8).sin()

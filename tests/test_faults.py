@@ -17,16 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-from adatape import cli
-from adatape.data.batch import Batch
-from adatape.train import loop
-from adatape.train.checkpoint import checkpoints
-from adatape.train.journal import Journal
-from adatape.train.loop import Trainer
-from adatape.train.run import run
-from runs import (
+from small_runs import (
     EVERY,
     LONG,
     QUIET,
@@ -43,6 +34,15 @@ from runs import (
     wait_until,
     write_folder,
 )
+from torch import Tensor
+
+from adatape import cli
+from adatape.data.batch import Batch
+from adatape.train import loop
+from adatape.train.checkpoint import checkpoints
+from adatape.train.journal import Journal
+from adatape.train.loop import Trainer
+from adatape.train.run import run
 
 STEPS, STEPS_OF_TWO = 40, 80
 SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
+from small_runs import tiny
 
 from adatape.data.parity import Sequences, held_out_set
 from adatape.measure.reading import (
@@ -28,7 +29,6 @@ from adatape.show.pictures.budgets import _labels, draw_budgets
 from adatape.show.pictures.training import draw_training
 from adatape.train.run import run
 from adatape.train.task import build_for
-from runs import tiny
 
 CPU = torch.device("cpu")
 GALLERIES = {"easy", "hard", "mistakes"}

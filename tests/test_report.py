@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from small_runs import tiny
 
 from adatape.config import Experiment
 from adatape.recipes.imagenet import imagenet
@@ -16,7 +17,6 @@ from adatape.recipes.parity import parity
 from adatape.show.beside import counted_beside, paper_accuracy, same_system, system_of
 from adatape.show.report import print_report
 from adatape.train.folder import prepare
-from runs import tiny
 
 RESULT = {
     "accuracy": 0.9,

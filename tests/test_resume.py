@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_runs import FAMILIES, LONG, tiny, weights_of, write_folder
 from torch import Tensor
 
 from adatape.config import Experiment
@@ -17,7 +18,6 @@ from adatape.train.checkpoint import checkpoints
 from adatape.train.loop import Stats, Trainer
 from adatape.train.run import run
 from adatape.train.task import task_of
-from runs import FAMILIES, LONG, tiny, weights_of, write_folder
 
 HALF = 50 if LONG else 6
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores is the point

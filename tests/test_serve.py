@@ -25,6 +25,7 @@ import pytest
 import torch
 from fastapi import FastAPI
 from PIL import Image
+from small_runs import QUIET, tiny
 
 from adatape.config import to_dict
 from adatape.serve.app import create_app
@@ -37,7 +38,6 @@ from adatape.serve.service import Limits
 from adatape.show.serve import Server, serve
 from adatape.train.folder import WEIGHTS, write, write_weights
 from adatape.train.task import build_for
-from runs import QUIET, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:threshold is 3.5; the model was built")
 
