@@ -19,24 +19,26 @@ from adatape.recipes import RECIPES
 from adatape.train.folder import environment
 from adatape.train.journal import lines_of
 from adatape.train.run import run
-from adatape.train.sweep import _value, with_fields
+from adatape.train.stop import Stopped
+from adatape.train.sweep import value_of, with_fields
+
+FIGURES = ("accuracy", "loss", "length_mean", "length_var", "gflops_mean", "seconds")
 
 
 def carry_out(text: str, recipe: str, data: str, device: str) -> dict[str, Any]:
     system, *words = text.split()
-    given = {name: _value(value) for name, _, value in (word.partition("=") for word in words)}
+    given = {name: value_of(value) for name, _, value in (word.partition("=") for word in words)}
     fields = {name: value for name, value in given.items() if "." in name or name in ("ponder_weight", "loss")}
     keywords = {name: value for name, value in given.items() if name not in fields}
     experiment = with_fields(RECIPES[recipe](path=data, system=system, **keywords), fields)
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "run"
-        result = run(experiment, out, device, lambda _: None)
-        curve = [
-            [line["epoch"], line["accuracy"]]
-            for line in lines_of(out / "metrics.jsonl")
-            if line["kind"] == "validation"
-        ]
-    return {"run": text, "recipe": recipe, "result": result, "curve": curve}
+        try:
+            row = {"result": run(experiment, out, device, lambda _: None)}
+        except Stopped as stopped:  # by a time limit, say: what it had learnt by then still counts
+            row = {"unfinished": str(stopped)}
+        scored = [line for line in lines_of(out / "metrics.jsonl") if line["kind"] == "validation"]
+    return {"run": text, "recipe": recipe, **row, "curve": [[line["epoch"], line["accuracy"]] for line in scored]}
 
 
 def main() -> None:
@@ -55,11 +57,9 @@ def main() -> None:
             rows.append({"run": text, "unfinished": "not started: the time was up"})
         else:
             rows.append(carry_out(text, arguments.recipe, arguments.data, arguments.device))
-            result = rows[-1]["result"]
-            figures = {
-                k: result[k] for k in ("accuracy", "loss", "length_mean", "length_var", "gflops_mean", "seconds")
-            }
-            print(text, json.dumps(figures), flush=True)
+            result = rows[-1].get("result")
+            said = rows[-1]["unfinished"] if result is None else {name: result[name] for name in FIGURES}
+            print(text, json.dumps(said), flush=True)
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         table = {"environment": environment(arguments.device), "rows": rows}
         arguments.out.write_text(json.dumps(table, indent=1) + "\n")

@@ -49,6 +49,9 @@ SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 KILLS, RUNS = (100, 10) if LONG else (5, 1)
 
 
+pytestmark = pytest.mark.usefixtures("one_order_of_sums")
+
+
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     server = Forks(tmp_path_factory.mktemp("said"))
@@ -61,15 +64,6 @@ def undisturbed(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "undisturbed"
     forks.finish(command(out, STEPS))
     return out
-
-
-@pytest.fixture(autouse=True)
-def _order_of_sums() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
 
 
 def no_watch(_: Any) -> None:

@@ -20,17 +20,10 @@ from adatape.train.run import run
 from adatape.train.task import task_of
 
 HALF = 50 if LONG else 6
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores is the point
-
-
-@pytest.fixture(autouse=True)
-def _order_of_sums() -> Iterator[None]:
-    """Sums over one thread have one order; determinism is this module's alone."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
+pytestmark = [
+    pytest.mark.usefixtures("one_order_of_sums"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores is the point
+]
 
 
 def flat(state: dict[str, Any]) -> dict[str, Tensor]:

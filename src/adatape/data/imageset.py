@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +29,7 @@ class Read(NamedTuple):
     converted: bool
 
 
-class ImageSet:
+class ImageSet(ABC):
     """A labelled set, read by number."""
 
     channels: int = 3
@@ -48,8 +49,9 @@ class ImageSet:
     def pixels(self) -> UInt8[np.ndarray, "n h w c"] | None:
         return None
 
+    @abstractmethod
     def load(self, i: int) -> Decoded:
-        raise NotImplementedError
+        """The image, and whether it had to be converted."""
 
     def read(self, i: int) -> Image.Image:
         return self.load(i).image
@@ -60,8 +62,9 @@ class ImageSet:
         self.read(i).save(content, "PNG")
         return "png", content.getvalue()
 
+    @abstractmethod
     def part(self, rows: Int64[np.ndarray, "m"]) -> ImageSet:
-        raise NotImplementedError
+        """These rows as a set of their own."""
 
 
 class Pixels(ImageSet):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adatape.config import Budget
-from adatape.measure.spent import spent_macs
+from adatape.measure.spent import spent_macs, steps_taken
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.models.avit import AViT
@@ -134,20 +134,6 @@ def _rows(model: Budgeted, output: Output, label: Tensor) -> Rows:
     confidence = output.logits.float().softmax(-1).gather(1, label[:, None]).squeeze(1)
     columns = (answer == label, steps_taken(model, output), spent_macs(model, output), confidence, answer, label)
     return Rows(*(column.cpu() for column in columns))
-
-
-def steps_taken(model: Budgeted, output: Output) -> Tensor:
-    """Tape tokens of each sample, or the steps until it halted."""
-    if output.tape is not None:
-        return output.tape.length
-    if output.steps is None:
-        return torch.zeros_like(output.logits[:, 0], dtype=torch.int64)
-    weight = output.steps.weight
-    if isinstance(model, PonderNet):
-        numbers = torch.arange(1, weight.shape[1] + 1, device=weight.device)
-        return ((weight * numbers).sum(1) + 0.5).long()
-    taken = (weight > 0).sum(1)
-    return taken.flatten(1).amax(1) if taken.dim() > 1 else taken
 
 
 def point(budget: Budget, rows: Rows, milliseconds: dict[int, float]) -> Point:

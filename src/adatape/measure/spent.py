@@ -22,12 +22,8 @@ def spent_macs(model: nn.Module, output: Output) -> Tensor:
         return _by_count(output.tape.length, lambda tape: total(cost(model, tape)).macs)
     if isinstance(model, AViT) and output.steps is not None:
         return _avit(model, output.steps.weight)
-    if isinstance(model, PonderNet) and output.steps is not None:
-        expected = (output.steps.weight * _numbers(output.steps.weight)).sum(1)
-        return _by_count((expected + 0.5).long(), lambda steps: _at_depth(model, steps))
-    if isinstance(model, Universal | UViT) and output.steps is not None:
-        taken = (output.steps.weight > 0).sum(1)  # where tokens halt apart, the sample runs as long as any of them
-        return _by_count(taken.flatten(1).amax(1) if taken.dim() > 1 else taken, lambda steps: _at_depth(model, steps))
+    if isinstance(model, PonderNet | Universal | UViT) and output.steps is not None:
+        return _by_count(steps_taken(model, output), lambda steps: _at_depth(model, steps))
     return torch.full((output.logits.shape[0],), total(cost(model)).macs)
 
 
@@ -56,8 +52,18 @@ def _avit(model: AViT, weight: Tensor) -> Tensor:
     )
 
 
-def _numbers(weight: Tensor) -> Tensor:
-    return torch.arange(1, weight.shape[1] + 1, device=weight.device)
+def steps_taken(model: nn.Module, output: Output) -> Tensor:
+    """Tape tokens of each sample, or the steps until it halted; PonderNet's are expected ones."""
+    if output.tape is not None:
+        return output.tape.length
+    if output.steps is None:
+        return torch.zeros_like(output.logits[:, 0], dtype=torch.int64)
+    weight = output.steps.weight
+    if isinstance(model, PonderNet):
+        numbers = torch.arange(1, weight.shape[1] + 1, device=weight.device)
+        return ((weight * numbers).sum(1) + 0.5).long()
+    taken = (weight > 0).sum(1)  # where tokens halt apart, the sample runs as long as any of them
+    return taken.flatten(1).amax(1) if taken.dim() > 1 else taken
 
 
 @torch.no_grad()

@@ -23,7 +23,6 @@ from adatape.serve.pictures import seen
 from adatape.serve.served import Served
 
 COUNTED, AT_ONCE = 500, 32
-SHOWN = 96  # pixels of an enlarged example
 MOST_EXAMPLES = 100
 
 
@@ -36,14 +35,13 @@ class Gallery:
         self._one_at_a_time = asyncio.Lock()
 
     def examples(self, count: int) -> list[dict[str, Any]]:
-        """Images spread over the classes: `image` as the model should get it, `enlarged` to look at."""
+        """Images spread over the classes, as the model should get them."""
         if not 1 <= count <= MOST_EXAMPLES:
             raise HTTPException(422, f"count is {count}; it must be 1 to {MOST_EXAMPLES}")
         images = self._images()
         return [
             {
                 "image": data_url(image),
-                "enlarged": data_url(_enlarged(image)),
                 "label": int(images.labels[row]),
                 "name": images.names[int(images.labels[row])],
             }
@@ -108,13 +106,6 @@ def _readable(images: ImageSet, rows: np.ndarray) -> Iterator[tuple[int, Image.I
             yield row, images.read(row)
         except BrokenImage:
             continue
-
-
-def _enlarged(image: Image.Image) -> Image.Image:
-    factor = -(-SHOWN // min(image.size))
-    if factor <= 1:
-        return image
-    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
 
 
 def data_url(image: Image.Image) -> str:

@@ -8,21 +8,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from adatape.config import Experiment, Parity
 from adatape.data.parity import held_out_set
 from adatape.measure.accuracy import Score
+from adatape.measure.reading import telling_sequence
 from adatape.recipes.parity import System, parity_small
 from adatape.show.figures import draw_demo
 from adatape.show.terminal import TABLE, progress_bar
 from adatape.show.training import describe
 from adatape.train.folder import prepare
 from adatape.train.loop import Trainer
-from adatape.train.run import conclude
+from adatape.train.run import conclude, plain
 
+SHOWN = 64  # test sequences to choose a telling one from
 SYSTEMS: tuple[System, ...] = ("adatape", "transformer")
 
 
@@ -40,10 +41,10 @@ def show_demo(out: Path, seed: int) -> dict[str, Any]:
     _train_side_by_side(trainers, curves, seconds)
     results: dict[str, Any] = {}
     for system, trainer in trainers.items():
-        lines = [json.dumps({"step": step, **result._asdict()}) for step, result in curves[system]]
+        lines = [json.dumps({"kind": "validation", "step": step, **plain(result)}) for step, result in curves[system]]
         (out / system / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         results[system] = conclude(trainer, out / system, seconds[system])
-    sample = _telling_sequence(trainers["adatape"])
+    sample = telling_sequence(trainers["adatape"].model, held_out_set(_length(trainers["adatape"].experiment), SHOWN))
     picture = draw_demo(out / "demo.png", curves, results["adatape"]["lengths"], *sample)
     _print_table(results, picture)
     summary = {**results, "picture": str(picture), "seconds": sum(seconds.values())}
@@ -68,24 +69,6 @@ def _train_side_by_side(
                 result = trainer.evaluate()
                 curves[system].append((trainer.step, result))
                 bar.update(tasks[system], note=describe(result))
-
-
-@torch.no_grad()
-def _telling_sequence(trainer: Trainer) -> tuple[list[int], list[list[int]], list[list[float]], int]:
-    """A short test sequence with an odd number of ones, how it was read, and the answer."""
-    data = held_out_set(_length(trainer.experiment), 64)
-    output = trainer.model.eval()(data.symbols, output=True)
-    # The most mixed pairs say most; among those the first sequence that has an odd number of ones.
-    taken = data.symbols[:, :, None].expand(-1, -1, 2).gather(1, output.tape.index.clamp(min=0))
-    mixed = ((taken[..., 0] != taken[..., 1]) & output.tape.mask).sum(-1)
-    chosen = int((mixed * data.label).argmax())
-    read = int(output.tape.length[chosen])
-    return (
-        data.symbols[chosen].tolist(),
-        output.tape.index[chosen, :read].tolist(),
-        output.tape.weight[chosen, :read].tolist(),
-        int(output.logits[chosen].argmax()),
-    )
 
 
 def _length(experiment: Experiment) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -128,13 +129,9 @@ def _begin(target: Path, partial: Path, facts: dict[str, Any]) -> bool:
         json.dumps(facts)
     except TypeError as error:
         raise ValueError(f"facts are {facts}; a manifest holds JSON: {error}") from error
-    if target.exists():
-        try:
-            verify(target)
-        except DamagedCheckpoint:
-            pass  # _seal replaces it
-        else:
-            return False
+    with contextlib.suppress(DamagedCheckpoint):  # a damaged or missing one is written again
+        verify(target)
+        return False
     if partial.exists():
         shutil.rmtree(partial)
     partial.mkdir(parents=True)

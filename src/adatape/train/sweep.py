@@ -42,10 +42,10 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not (name and equals and values):
         raise ValueError(f"over is {text!r}; it must read field=value,value")
-    return name, [_value(value) for value in values.split(",")]
+    return name, [value_of(value) for value in values.split(",")]
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
