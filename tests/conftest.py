@@ -10,6 +10,9 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton looks when it is first imported
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:

@@ -83,7 +83,7 @@ def test_training_randomness_belongs_to_each_samples_key() -> None:
 
 def test_hiding_is_drawn_per_sample_and_at_its_rate() -> None:
     reader = TapeReader(8, dataclasses.replace(SMALL, hide=0.1), 1000).train()
-    hidden = reader._hidden(torch.zeros(50, 8), torch.zeros(1000, 8), None)
+    hidden = reader._hidden(torch.zeros(50, 8), 1000, None)
     assert hidden.float().mean() == pytest.approx(0.1, abs=0.01)
     assert not torch.equal(hidden[0], hidden[1])
 

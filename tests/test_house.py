@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "adatape"
 ORDER = [
     {"config"},
     {"records"},
-    {"atr", "act", "layout", "keyed", "graph"},
+    {"atr", "act", "layout", "ragged", "keyed", "graph"},
     {"banks", "kernels", "reader", "ablation"},
     {"encoder"},
     {"models"},

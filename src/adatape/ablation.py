@@ -22,6 +22,12 @@ class ParallelReader(TapeReader):
     Nothing weights them, so no gradient reaches the query, as in the released code (departure 22).
     """
 
+    finds = False
+
+    @property
+    def always_full(self) -> bool:
+        return not (self.training and self.reading.sample_budgets)
+
     @staticmethod
     def tokens_needed(reading: Reading) -> int:
         return reading.steps
@@ -35,6 +41,8 @@ class ParallelReader(TapeReader):
 
 class FixedTokens(nn.Module):
     """Neither adaptive length nor content: T trained tokens, the same for every sample, and no bank."""
+
+    always_full = True
 
     def __init__(self, width: int, reading: Reading) -> None:
         super().__init__()
@@ -59,6 +67,8 @@ class ActReader(TapeReader):
     ACT's weight multiplies the token, and the first LayerNorm it meets divides it out again. `after_norm` multiplies
     after each norm of the blocks instead. `Tape.weight` carries ACT's weight: a token's weights sum to it.
     """
+
+    finds, always_full = False, False
 
     def __init__(self, width: int, reading: Reading, bank_size: int, after_norm: bool = False) -> None:
         super().__init__(width, reading, bank_size)

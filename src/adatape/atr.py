@@ -48,9 +48,10 @@ def read_tape(
     """Reads up to `steps` tokens from the bank for each row, until the largest weights sum to `threshold`.
 
     Each token merges the `merge` best-scoring bank tokens not read before; None means steps / threshold. `taken` hides
-    bank tokens from the start. Scores, softmax, halting sum and ponder are float32 or better whatever the input's
-    dtype, also under autocast. They are divided by `temperature`, √query_width by default, before the softmax. `check`
-    looks at values too (finite, enough left to read), which waits for a GPU.
+    bank tokens from the start. Whatever the input's dtype, also under autocast, scores are float32 or better, and what
+    the next query depends on is float64 where the device has it: the kernel does the same, so both read the same
+    tokens. Scores are divided by `temperature`, √query_width by default, before the softmax. `check` looks at values
+    too (finite, enough left to read), which waits for a GPU.
     """
     h, merge = query_width, merge_of(steps, threshold, merge)
     temperature = h**0.5 if temperature is None else temperature
@@ -61,18 +62,18 @@ def read_tape(
         _check_values(query, bank, taken, steps, merge)
 
     with torch.autocast(query.device.type, enabled=False):
-        q, keys = wide(query[:, :h]), wide(bank[..., :h])
-        exact = summable(keys)
+        dtype = wide(query).dtype
+        q, keys = summable(wide(query[:, :h])), summable(wide(bank[..., :h]))
         if taken is None:
             taken = torch.zeros(query.shape[0], bank.shape[-2], dtype=torch.bool, device=query.device)
         halting = loss = q.new_zeros(q.shape[0])
         index, weight, mask = [], [], []
         for _ in range(steps):  # T bounds the loop: departure 10
             running = halting < threshold  # line 2
-            d = scores(q, exact)  # line 3
+            d = scores(q, keys, dtype)  # line 3
             d = d.masked_fill(taken, -math.inf)  # line 4; departure 4 says why not a product
             i = choose(d, merge)  # line 5
-            w = d.gather(-1, i)  # line 6
+            w = d.gather(-1, i).to(q.dtype)  # line 6
             w = (w / temperature).softmax(-1)  # line 7
             s = weighted_sum(w, take(keys, i))  # line 8, the coordinates that the query needs
             index.append(i)  # line 9; the halting token stays: departure 6
@@ -86,7 +87,7 @@ def read_tape(
             q = UPDATE[update](q, s)  # line 16
 
         visible, i, w = torch.stack(mask, 1), torch.stack(index, 1), torch.stack(weight, 1)
-        w = w * visible[..., None]
+        w = w.to(dtype) * visible[..., None]
         tokens = weighted_sum(w, wide(take(bank, i)))  # lines 8-9 in full width, all steps with one gather
     return Tape(
         tokens=tokens.to(bank.dtype),
@@ -94,8 +95,34 @@ def read_tape(
         index=i.masked_fill(~visible[..., None], -1),
         weight=w,
         length=visible.sum(-1),
-        ponder=loss,
+        ponder=loss.to(dtype),
     )
+
+
+def retrace(
+    query: Float[Tensor, "b d"],
+    keys: Float[Tensor, "b t k h"],
+    visible: Bool[Tensor, "b t"],
+    temperature: float,
+    update: Update = "average",
+) -> Float[Tensor, "b t k"]:
+    """Weights of tokens that are found already: Algorithm 2 without its search, for the gradient."""
+    q, weight = wide(query[:, : keys.shape[-1]]), []
+    for found in wide(keys).unbind(1):
+        w = ((q[:, None] * found).sum(-1) / temperature).softmax(-1)  # lines 3, 6 and 7
+        weight.append(w)
+        q = UPDATE[update](q, weighted_sum(w, found))  # lines 8 and 16
+    return torch.stack(weight, 1) * visible[..., None]
+
+
+def ponder_of(
+    w: Float[Tensor, "b t k"], visible: Bool[Tensor, "b t"], threshold: float, ponder: Ponder, ponder_at_halt: bool
+) -> Float[Tensor, "b"]:
+    """The ponder loss of a whole tape at once; weights are zero where hidden."""
+    up_to = torch.ones(w.shape[1], w.shape[1], device=w.device, dtype=w.dtype).tril()
+    halting = (up_to * w.amax(-1)[:, None]).sum(-1)  # line 13; cumsum has no fixed order on a GPU
+    counted = visible if ponder_at_halt else visible & (halting < threshold)  # lines 10-12; departure 7
+    return (PONDER[ponder](w, halting) * counted).sum(1)  # line 14
 
 
 PONDER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -109,17 +136,19 @@ UPDATE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def scores(q: Float[Tensor, "b h"], keys: Float[Tensor, "*b c h"]) -> Float[Tensor, "b c"]:
-    """Inner products in which equal keys score equally wherever they stand and whatever the batch.
+def scores(
+    q: Float[Tensor, "b h"], keys: Float[Tensor, "*b c h"], dtype: torch.dtype | None = None
+) -> Float[Tensor, "b c"]:
+    """Inner products, in `dtype`, in which equal keys score equally wherever they stand and whatever the batch.
 
     A plain matmul promises neither: its tiles sum in different orders. Summing in float64 and rounding once does; where
-    the keys are no wider than the query, so does a product and sum in one fixed order.
+    the keys are no wider than the result, so does a product and sum in one fixed order.
     """
-    if keys.dtype == q.dtype:
+    dtype, q = dtype or q.dtype, q.to(keys.dtype)
+    if keys.dtype == dtype:
         return (q[:, None] * keys).sum(-1)
-    long = q.to(keys.dtype)
-    d = long @ keys.mT if keys.dim() == 2 else (keys @ long[..., None]).squeeze(-1)
-    return d.to(q.dtype)
+    d = q @ keys.mT if keys.dim() == 2 else (keys @ q[..., None]).squeeze(-1)
+    return d.to(dtype)
 
 
 def summable(keys: Float[Tensor, "*b c h"]) -> Float[Tensor, "*b c h"]:

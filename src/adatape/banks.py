@@ -1,4 +1,8 @@
-"""Tape banks: where tape tokens come from. All are called `bank(inputs)`, so the reader never asks which it has."""
+"""Tape banks: where tape tokens come from. All are called `bank(inputs)`, so the reader never asks which it has.
+
+A reader needs little of a bank: a few coordinates of every token to choose by, and the few tokens it chose. So it is
+handed an opened bank, which makes of the tokens what it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,39 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from timm.layers import PatchEmbed, lecun_normal_, resample_abs_pos_embed, trunc_normal_
 from torch import Tensor, nn
+
+from adatape.atr import take, wide
+
+
+class Whole:
+    """An opened bank whose tokens are all there."""
+
+    def __init__(self, tokens: Float[Tensor, "c d"] | Float[Tensor, "b c d"]) -> None:
+        self.tokens, self.size = tokens, tokens.shape[-2]
+
+    def all(self) -> Float[Tensor, "*b c d"]:
+        return self.tokens
+
+    def take(self, index: Int[Tensor, "b t k"]) -> Float[Tensor, "b t k d"]:
+        return take(self.tokens, index)
+
+    def keys(self, norm: nn.LayerNorm | None, width: int) -> Float[Tensor, "*b c width"]:
+        """The first coordinates of every token behind the reader's norm; no gradient passes."""
+        with torch.no_grad():
+            return (self.tokens.float() if norm is None else normed(self.tokens, norm))[..., :width].float()
 
 
 class Bank(nn.Module):
     """Gives the tokens that may be read for a batch: (c, d) for all samples, or (b, c, d)."""
 
     size: int  # tokens per sample (C)
+
+    def open(self, inputs: Tensor) -> Whole:
+        """For a batch; a bank that can do without computing all of its tokens opens to something lazier."""
+        return Whole(self(inputs))
 
     def start_from(self, vit: Any) -> None:
         """Takes from a pretrained ViT what helps at the start; a bank that has no use for it stays as it is."""
@@ -106,6 +134,77 @@ class InputBank(Bank):
 
     def forward(self, images: Float[Tensor, "b ch height width"]) -> Float[Tensor, "b c d"]:
         return self.h2(self.h1(images) + self.pos_embed)
+
+    def open(self, images: Float[Tensor, "b ch height width"]) -> Whole:
+        return Patches(self, images)
+
+
+class Patches(Whole):
+    """An opened InputBank: a token is affine in its raw patch, so only tokens that are read are ever made in full."""
+
+    def __init__(self, bank: InputBank, images: Float[Tensor, "b ch height width"]) -> None:
+        self.bank, self.images, self.size = bank, images, bank.size
+        self.raw = raw_patches(images, bank.patch).to(matmul_dtype(images))
+
+    def all(self) -> Float[Tensor, "b c d"]:
+        return self.bank(self.images)
+
+    def take(self, index: Int[Tensor, "b t k"]) -> Float[Tensor, "b t k d"]:
+        first = self.bank.h1.proj
+        projected = F.linear(take(self.raw, index), first.weight.flatten(1), first.bias)
+        return self.bank.h2(projected + F.embedding(index, self.bank.pos_embed[0]))
+
+    def keys(self, norm: nn.LayerNorm | None, width: int) -> Float[Tensor, "b c width"]:
+        with torch.no_grad():
+            return affine_keys(self.raw, *self._composed(), norm, width)
+
+    def _composed(self) -> tuple[Float[Tensor, "d p"], Float[Tensor, "c d"]]:
+        """h2 ∘ h1 as one matrix, and what stands in for the bias at each place."""
+        first, second = self.bank.h1.proj, self.bank.h2
+        place = self.bank.pos_embed[0] if first.bias is None else self.bank.pos_embed[0] + first.bias
+        return second.weight @ first.weight.flatten(1), second(place)
+
+
+def affine_keys(
+    raw: Float[Tensor, "b c p"],
+    weight: Float[Tensor, "d p"],
+    offset: Float[Tensor, "c d"],
+    norm: nn.LayerNorm | None,
+    width: int,
+) -> Float[Tensor, "b c width"]:
+    """The first coordinates of LayerNorm(raw · weightᵀ + offset), without the others.
+
+    With weight and offset centred the norm subtracts nothing more, and a token's variance is a quadratic form of its
+    raw patch.
+    """
+    weight, offset = weight.float(), offset.float()
+    if norm is None:
+        return (raw @ weight[:width].T).float() + offset[:, :width]
+    d, p = weight.shape
+    weight, offset = weight - weight.mean(0), offset - offset.mean(1, keepdim=True)
+    form, linear = weight.T @ weight / d, 2 * offset @ weight / d
+    product = raw @ torch.cat([form, weight[:width].T], 1).to(raw.dtype)
+    variance = (raw * (product[..., :p] + linear)).sum(-1) + offset.square().mean(1)
+    scaled = (product[..., p:] + offset[:, :width]) * (variance.clamp(min=0) + norm.eps).rsqrt()[..., None]
+    return scaled * norm.weight[:width].float() + norm.bias[:width].float()
+
+
+def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """Behind a norm, in float32 or better."""
+    x = wide(x)
+    return F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
+
+
+def raw_patches(images: Float[Tensor, "b ch height width"], patch: int) -> Float[Tensor, "b c p"]:
+    """Each patch's pixels in the order in which a convolution's weight flattens."""
+    split = images.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))
+    return split.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def matmul_dtype(x: Tensor) -> torch.dtype:
+    """What autocast, where it is on, would turn a matmul's argument into."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def _positions(vit: Any) -> Float[Tensor, "1 n d"] | None:

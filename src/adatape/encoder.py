@@ -10,6 +10,9 @@ from timm.layers import GluMlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from adatape.layout import TapeRows
+from adatape.ragged import Ragged
+
 SHUT = 1e-16  # a tape key that scores 20 above every input's then still moves no digit of float32
 SPEED = 10.0  # Adam moves a parameter by its rate; a gate has to come from 0 to about 1 at a fine-tuning rate
 
@@ -24,7 +27,10 @@ def tape_mlp(width: int, hidden: int) -> GluMlp:
 
 
 class TapeBlock(Block):
-    """One attention for all rows; input rows take timm's feed-forward, the last `tape` rows take `tape_mlp`."""
+    """One attention for all rows; input rows take timm's feed-forward, the last `tape` rows take `tape_mlp`.
+
+    In a packed batch, where tape rows stand between those of the inputs, `tape` names both.
+    """
 
     def __init__(self, dim: int, num_heads: int, mlp_ratio: float = 4.0, **rest: Any) -> None:
         super().__init__(dim, num_heads, mlp_ratio, **rest)
@@ -33,9 +39,9 @@ class TapeBlock(Block):
     def forward(
         self,
         x: Float[Tensor, "b n d"],
-        attn_mask: Tensor | None = None,
+        attn_mask: Tensor | Ragged | None = None,
         is_causal: bool = False,
-        tape: int = 0,
+        tape: int | TapeRows = 0,
         scale: Float[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
         """`scale` multiplies rows after each norm: an ablation, for a weight that a norm would divide out."""
@@ -43,11 +49,17 @@ class TapeBlock(Block):
         x = x + self.drop_path1(self.ls1(attended))
         return x + self.drop_path2(self.ls2(self._feed_forward(_scaled(self.norm2(x), scale), tape)))
 
-    def _feed_forward(self, x: Tensor, tape: int) -> Tensor:
+    def _feed_forward(self, x: Tensor, tape: int | TapeRows) -> Tensor:
+        if isinstance(tape, TapeRows):
+            return self._feed_packed(x.flatten(0, 1), tape).view_as(x)
         if tape == 0:
             return self.mlp(x)
         split = x.shape[1] - tape
         return torch.cat([self.mlp(x[:, :split]), self.tape_mlp(x[:, split:])], 1)
+
+    def _feed_packed(self, x: Float[Tensor, "n d"], rows: TapeRows) -> Float[Tensor, "n d"]:
+        inputs, tape = self.mlp(x.index_select(0, rows.inputs)), self.tape_mlp(x.index_select(0, rows.tape))
+        return inputs.new_empty(x.shape).index_copy_(0, rows.inputs, inputs).index_copy_(0, rows.tape, tape)
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:

@@ -1,4 +1,7 @@
-"""A function captured as a CUDA graph: small kernels cost less to run than to launch, and a replay launches once."""
+"""A function captured as a CUDA graph: small kernels cost less to run than to launch, and a replay launches once.
+
+And whether a graph is being exported, to be run by other programs.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,11 @@ from torch import Tensor
 
 WARM_UP_CALLS = 3
 Tensors = tuple[Tensor, ...]
+
+
+def exporting() -> bool:
+    """`torch.compiler.is_exporting`, which torch 2.11 takes for true in everything that it compiles."""
+    return bool(torch.compiler._is_exporting_flag)
 
 
 def captured(function: Callable[..., Tensors]) -> Callable[..., Tensors]:

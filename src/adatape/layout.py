@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -27,12 +30,13 @@ def key_mask(visible: Bool[Tensor, "b m"]) -> Bool[Tensor, "b 1 1 m"]:
 def hide_beyond(tape: Tape, budget: Int[Tensor, "b"]) -> Tape:
     """The tape as if each sample had been allowed only so many tokens; ponder stays as it was read."""
     hidden = ~tape.mask | (torch.arange(tape.mask.shape[1], device=budget.device) >= budget[:, None])
-    return tape._replace(
+    return Tape(
         tokens=tape.tokens.masked_fill(hidden[..., None], 0),
         mask=~hidden,
         index=tape.index.masked_fill(hidden[..., None], -1),
         weight=tape.weight.masked_fill(hidden[..., None], 0),
         length=torch.minimum(tape.length, budget),
+        ponder=tape.ponder,
     )
 
 
@@ -54,26 +58,82 @@ def fill_hidden(tokens: Float[Tensor, "b m d"], visible: Bool[Tensor, "b m"], st
     return torch.where(visible[..., None], tokens, mean.to(tokens.dtype))
 
 
-def compact(
-    tokens: Float[Tensor, "b n d"], keep: Bool[Tensor, "b n"]
-) -> tuple[Float[Tensor, "s m d"], Bool[Tensor, "s m"]]:
-    """Kept rows moved to the front and cut to the longest sample, without samples that keep none; and which are real.
+class Packing(NamedTuple):
+    """Which rows of a batch are kept, in one row: sample after sample, without those that keep none."""
 
-    Shapes depend on the data, so this belongs to eager inference.
-    """
+    kept: Tensor  # (n,) int64, their places among all rows of the batch
+    bounds: Tensor  # (s + 1,) int32, where each sample's rows begin and end
+    longest: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Samples that all keep as many rows remain a batch, which attention likes better."""
+        samples, rows = self.bounds.shape[0] - 1, self.kept.shape[0]
+        return (samples, self.longest) if samples * self.longest == rows else (1, rows)
+
+    @property
+    def even(self) -> bool:
+        return self.shape[1] == self.longest
+
+
+class Sizes(NamedTuple):
+    rows: int
+    samples: int  # that keep any
+    longest: int
+
+
+def sizes(keep: Bool[Tensor, "b n"]) -> Sizes:
+    """How much is kept: all for which a packing has to wait for a GPU."""
     count = keep.sum(1)
-    count = count[count > 0]
-    width = int(count.max()) if count.numel() else 0
-    real = torch.arange(width, device=keep.device) < count[:, None]
-    empty = tokens.new_zeros(*real.shape, tokens.shape[2])
-    return empty.index_put((real,), tokens[keep]), real
+    return Sizes(*torch.stack([count.sum(), (count > 0).sum(), count.max()]).tolist())
 
 
-def expand(
-    packed: Float[Tensor, "s m d"],
-    real: Bool[Tensor, "s m"],
-    tokens: Float[Tensor, "b n d"],
-    keep: Bool[Tensor, "b n"],
-) -> Float[Tensor, "b n d"]:
-    """Undoes `compact`: kept rows take what the packed ones hold, the others stay as they are in `tokens`."""
-    return tokens.index_put((keep,), packed[real].to(tokens.dtype))
+def packing(keep: Bool[Tensor, "b n"], known: Sizes | None = None) -> Packing:
+    """Its shapes depend on the data, so this belongs to inference."""
+    count, known = keep.sum(1), known or sizes(keep)
+    some = count.index_select(0, places(count > 0, known.samples))
+    return Packing(places(keep.flatten(), known.rows), F.pad(some.cumsum(0), (1, 0)).int(), known.longest)
+
+
+def everything(like: Bool[Tensor, "b n"]) -> Packing:
+    """The packing of a batch that keeps all its rows."""
+    b, n = like.shape
+    row = torch.arange(b * n, device=like.device)
+    return Packing(row, n * torch.arange(b + 1, device=like.device, dtype=torch.int32), n)
+
+
+def places(keep: Bool[Tensor, "n"], count: int) -> Int[Tensor, "count"]:
+    """Where `keep` is True, of which the caller knows how often, so that nobody waits for a count."""
+    return keep.nonzero_static(size=count).squeeze(1)
+
+
+def pack(rows: Float[Tensor, "b n *d"], packing: Packing) -> Float[Tensor, "s m *d"]:
+    return rows.flatten(0, 1).index_select(0, packing.kept).unflatten(0, packing.shape)
+
+
+def unpack(packed: Float[Tensor, "s m *d"], packing: Packing, shape: tuple[int, int]) -> Float[Tensor, "b n *d"]:
+    """Undoes `pack`, with zeros where nothing was kept."""
+    empty = packed.new_zeros(shape[0] * shape[1], *packed.shape[2:])
+    return empty.index_copy(0, packing.kept, packed.flatten(0, 1)).unflatten(0, shape)
+
+
+class TapeRows(NamedTuple):
+    """Which rows of a packed batch are inputs, and which are tape."""
+
+    inputs: Tensor  # int64
+    tape: Tensor  # int64
+
+
+def tape_rows(packing: Packing, shape: tuple[int, int], inputs: int) -> TapeRows:
+    """For a batch of that shape of which all inputs, the first rows, were kept."""
+    tape = packing.kept % shape[1] >= inputs
+    count = shape[0] * inputs
+    return TapeRows(places(~tape, count), places(tape, packing.kept.shape[0] - count))
+
+
+def buckets(length: Int[Tensor, "b"], count: int) -> list[tuple[Int[Tensor, "s"], int, int]]:
+    """Samples in `count` groups of about the same size, by length, each with its shortest and longest."""
+    order = length.argsort(stable=True)
+    ascending = length[order].tolist()
+    edges = [i * len(ascending) // count for i in range(count + 1)]
+    return [(order[i:j], ascending[i], ascending[j - 1]) for i, j in pairwise(edges) if i < j]

@@ -1,4 +1,9 @@
-"""TapeReader: what surrounds Algorithm 2 in a model. Shared norm, noise, hidden tokens, and a budget."""
+"""TapeReader: what surrounds Algorithm 2 in a model. Shared norm, noise, hidden tokens, and a budget.
+
+It reads in one of two ways, with the same result: by the definition, `atr.read_tape`, over a bank that is all there;
+or by finding first (`kernels.find`, without gradients, over keys alone) and then making and weighting only the tokens
+that were found, which is what a GPU does.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from adatape.atr import Choose, highest, read_tape, wide
+from adatape.atr import Choose, highest, ponder_of, read_tape, weighted_sum, wide
+from adatape.banks import Whole, normed
 from adatape.config import Choice, Reading
+from adatape.graph import exporting
+from adatape.kernels.find import find
+from adatape.kernels.weigh import weigh
 from adatape.keyed import keys_of, normal, uniform
 from adatape.layout import hide_beyond
 from adatape.records import Tape
@@ -33,8 +42,11 @@ CHOICES: dict[Choice, Choose] = {"highest": highest, "random": at_random, "order
 class TapeReader(nn.Module):
     """Reads a tape for a query from a bank, both through one LayerNorm.
 
-    It reads in float32 or better, and gives tokens of the query's dtype.
+    It reads in float32 or better, and gives tokens of the query's dtype. `finds` says whether it finds before it reads
+    (True), reads by the definition (False), or does what suits the device (None).
     """
+
+    finds: bool | None = None
 
     def __init__(self, width: int, reading: Reading, bank_size: int) -> None:
         super().__init__()
@@ -64,21 +76,69 @@ class TapeReader(nn.Module):
         _warn_beyond("steps", steps, self.reading.steps)
         self.steps, self.threshold = steps, threshold
 
+    @property
+    def always_full(self) -> bool:
+        """Whether no sample can halt early: weights are at most 1, so they sum to less than a high enough threshold.
+
+        An infinite one is set by whoever means to cut the tape otherwise.
+        """
+        return self.steps - 1 < self.threshold < math.inf and not (self.training and self.reading.sample_budgets)
+
     def forward(
         self,
         query: Float[Tensor, "b d"],
-        bank: Float[Tensor, "c d"] | Float[Tensor, "b c d"],
+        bank: Whole | Float[Tensor, "c d"] | Float[Tensor, "b c d"],
         key: Tensor | None = None,
     ) -> Tape:
-        dtype = query.dtype
+        dtype, opened = query.dtype, Whole(bank) if isinstance(bank, Tensor) else bank
         with torch.autocast(query.device.type, enabled=False):
             if self.training and self.reading.noise > 0:
                 query = query + self.reading.noise * _noise(query, key)
-            query, bank = self._norm(query), self._norm(bank)
-            tape = self.read(query, bank, self._hidden(query, bank, key))
-            if self.training and self.reading.sample_budgets:
-                tape = hide_beyond(tape, _drawn_budget(query, self.steps, key))
-        return tape._replace(tokens=tape.tokens.to(dtype))
+            query, taken = self._norm(query), self._hidden(query, opened.size, key)
+        if self._finds(query):
+            tape = self.read_found(query, opened, taken)
+        else:
+            tokens = opened.all()
+            with torch.autocast(query.device.type, enabled=False):
+                tape = self.read(query, self._norm(tokens), taken)
+        if self.training and self.reading.sample_budgets:
+            tape = hide_beyond(tape, _drawn_budget(query, self.steps, key))
+        tokens, *rest = tape  # torch 2.11 does not compile what `_replace` makes
+        return Tape(tokens.to(dtype), *rest)
+
+    def _finds(self, query: Tensor) -> bool:
+        if self.reading.choose != "highest" or query.dtype == torch.float64 or exporting():
+            return False
+        return query.is_cuda if self.finds is None else self.finds
+
+    def read_found(self, query: Float[Tensor, "b d"], bank: Whole, taken: Bool[Tensor, "b c"] | None) -> Tape:
+        reading, h = self.reading, self.reading.query_width
+        temperature = h**0.5 if reading.temperature is None else reading.temperature
+        average = reading.update == "average"
+        keys = bank.keys(None if isinstance(self.norm, nn.Identity) else self.norm, h)
+        found = find(
+            query[:, :h],
+            keys,
+            taken,
+            self.steps,
+            self.threshold,
+            reading.merged,
+            temperature,
+            average,
+        )
+        tokens = bank.take(found.index.clamp(min=0))
+        with torch.autocast(query.device.type, enabled=False):
+            tokens, weight, length = self._norm(tokens), found.weight, found.mask.sum(-1)
+            if torch.is_grad_enabled():
+                weight = weigh(query[:, :h], tokens[..., :h], weight, length, temperature, average)
+            return Tape(
+                tokens=weighted_sum(weight, tokens),
+                mask=found.mask,
+                index=found.index,
+                weight=weight,
+                length=length,
+                ponder=ponder_of(weight, found.mask, self.threshold, reading.ponder, reading.ponder_at_halt),
+            )
 
     def read(self, query: Tensor, bank: Tensor, taken: Tensor | None) -> Tape:
         reading = self.reading
@@ -99,16 +159,12 @@ class TapeReader(nn.Module):
         )
 
     def _norm(self, x: Tensor) -> Tensor:
-        x = wide(x)
-        if isinstance(self.norm, nn.Identity):
-            return x
-        weight, bias = self.norm.weight.to(x.dtype), self.norm.bias.to(x.dtype)
-        return nn.functional.layer_norm(x, self.norm.normalized_shape, weight, bias, self.norm.eps)
+        return wide(x) if isinstance(self.norm, nn.Identity) else normed(x, self.norm)
 
-    def _hidden(self, query: Tensor, bank: Tensor, key: Tensor | None) -> Bool[Tensor, "b c"] | None:
+    def _hidden(self, query: Tensor, size: int, key: Tensor | None) -> Bool[Tensor, "b c"] | None:
         if not (self.training and self.reading.hide > 0):
             return None
-        return _chance(query, bank.shape[-2], key) < self.reading.hide
+        return _chance(query, size, key) < self.reading.hide
 
     def extra_repr(self) -> str:
         return f"steps={self.steps}, threshold={self.threshold}, merge={self.reading.merged}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from timm.layers import Format
@@ -31,7 +32,7 @@ class Walk(NamedTuple):
 Visit = Callable[[int, Tensor], None]
 
 
-def _no_visit(layer: int, tokens: Tensor) -> None:
+def no_visit(layer: int, tokens: Tensor) -> None:
     """The walk of a plain forward, which needs no intermediate tokens."""
 
 
@@ -48,14 +49,14 @@ class Adaptive(nn.Module, ABC):
         """Runs embedding and blocks; calls `visit` with the input's tokens after each block."""
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
-        walk = self.walk(x, _no_visit, key)
+        walk = self.walk(x, no_visit, key)
         features = self.vit.forward_head(self._settle(walk), pre_logits=True)
         logits = self.vit.head(features)
         return Output(logits, features, walk.ponder, walk.tape, walk.steps) if output else logits
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Normalised tokens: prefix, patches, then tape; `forward_head` of them is `forward`."""
-        return self._settle(self.walk(x, _no_visit, None))
+        return self._settle(self.walk(x, no_visit, None))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         return self.vit.forward_head(x, pre_logits=pre_logits)
@@ -66,7 +67,7 @@ class Adaptive(nn.Module, ABC):
 
     def run_block(self, block: nn.Module, x: Tensor, **kwargs: Any) -> Tensor:
         if self.vit.grad_checkpointing and self.training:
-            return checkpoint(block, x, **kwargs)
+            return checkpoint(partial(block, **kwargs), x)  # compiled, a checkpoint takes tensors alone
         return block(x, **kwargs)
 
     def _settle(self, walk: Walk) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -13,9 +14,11 @@ from adatape.ablation import ActReader, make_reader
 from adatape.banks import Bank, InputBank, LearnedBank, NoBank
 from adatape.config import ReaderName, Reading, TapeFFN
 from adatape.encoder import TapeBlock, TapeBlocksFrom, TapeGate, tape_mlp
-from adatape.layout import append, key_bias, key_mask
-from adatape.models.adaptive import Adaptive, Visit, Walk, check_backbone
+from adatape.graph import exporting
+from adatape.layout import TapeRows, append, buckets, key_bias, pack, packing, tape_rows, unpack
+from adatape.models.adaptive import Adaptive, Visit, Walk, check_backbone, no_visit
 from adatape.models.registry import SIZES, register, split
+from adatape.ragged import Packed, hide_tail
 from adatape.records import Tape
 
 BankName = Literal["input", "learn"]
@@ -63,6 +66,7 @@ class AdaTape(Adaptive):
             tape_mlp(vit.embed_dim, _hidden_width(vit)) if "append" in FFN_PLACES[tape_ffn] else nn.Identity()
         )
         self.gate = TapeGate(len(vit.blocks) - layer, _heads(vit)) if gate else None
+        self.packed, self.buckets = False, 0
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Turns the cost up or down, at any time: steps=0 is the plain ViT, bit for bit; no argument resets."""
@@ -73,35 +77,94 @@ class AdaTape(Adaptive):
         if isinstance(self.bank, InputBank):
             self.bank.set_input_size(img_size)
 
-    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:
-        tokens = self.embed(x)
-        inputs, tape, visible = tokens.shape[1], None, None
-        gates = None if self.gate is None else self.gate().to(tokens.dtype)
-        for layer, block in enumerate(self.vit.blocks):
-            if layer == self.layer and self.reader.steps > 0:
-                tape = self.reader(self._query(tokens), self.bank(x), key)
-                tokens, visible = append(tokens, self.append_mlp(tape.tokens), tape.mask)
-            tokens = self.run_block(block, tokens, **self._tape_arguments(layer, tape, visible, gates))
-            visit(layer, tokens[:, :inputs])
-        ponder = tokens.new_zeros(tokens.shape[0], dtype=torch.float32) if tape is None else tape.ponder
-        if gates is not None:
-            return Walk(tokens[:, :inputs], ponder, None, tape)
-        return Walk(tokens, ponder, visible, tape)
+    def set_packed(self, packed: bool = True, buckets: int = 0) -> None:
+        """Whether inference leaves hidden rows out of the blocks instead of masking them; the results are the same.
 
-    def _tape_arguments(
-        self, layer: int, tape: Tape | None, visible: Tensor | None, gates: Tensor | None
-    ) -> dict[str, Any]:
-        if tape is None or visible is None:
-            return {}
-        length = tape.mask.shape[1]
-        mask = key_mask(visible) if gates is None else key_bias(visible, gates[layer - self.layer], length)
-        arguments: dict[str, Any] = {"attn_mask": mask}
-        if isinstance(self.vit.blocks[layer], TapeBlock):
-            arguments["tape"] = length
-        if self._scales_after_norm():
-            ones = tape.weight.new_ones(visible.shape[0], visible.shape[1] - length)
-            arguments["scale"] = torch.cat([ones, tape.weight.sum(-1)], 1)
-        return arguments
+        Packed, all tokens of a batch lie in one row. With `buckets`, samples share that many padded batches by their
+        length, as suits a CPU. Shapes then follow the data: blocks may be compiled with dynamic=True, but a model that
+        is compiled as a whole stays padded, as do training and gates.
+        """
+        self.packed, self.buckets = packed or buckets > 0, buckets
+
+    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:
+        tokens, depth = self.embed(x), len(self.vit.blocks)
+        below = min(self.layer, depth) if self.reader.steps > 0 else depth
+        for layer in range(below):
+            tokens = self.run_block(self.vit.blocks[layer], tokens)
+            visit(layer, tokens)
+        if below == depth:
+            return Walk(tokens, tokens.new_zeros(tokens.shape[0], dtype=torch.float32))
+        tape = self.reader(self._query(tokens), self.bank.open(x), key)
+        inputs = tokens.shape[1]
+        tokens, visible = append(tokens, self.append_mlp(tape.tokens), tape.mask)
+        tokens = self._carry(tokens, tape, visible, visit)
+        if self.gate is not None:
+            return Walk(tokens[:, :inputs], tape.ponder, None, tape)
+        return Walk(tokens, tape.ponder, None if self._hides_nothing() else visible, tape)
+
+    def _carry(self, tokens: Tensor, tape: Tape, visible: Tensor, visit: Visit) -> Tensor:
+        """Inputs and tape through the other blocks; what becomes of hidden rows depends on how they are laid out."""
+        length, scale = tape.mask.shape[1], self._scale(tape, tokens.shape[1])
+        if self.training or self.gate is not None or self._hides_nothing() or torch.compiler.is_compiling():
+            return self._padded(tokens, visible, length, scale, visit)
+        if self.buckets and visit is no_visit:
+            return self._bucketed(tokens, visible, length, scale)
+        carry = self._packed if self.packed else self._padded
+        return carry(tokens, visible, length, scale, visit)
+
+    def _padded(self, tokens: Tensor, visible: Tensor, tape: int, scale: Tensor | None, visit: Visit) -> Tensor:
+        inputs = tokens.shape[1] - tape
+        mask = None if self._hides_nothing() else hide_tail(visible)
+        masks: list[Any] = [mask] * self._above
+        if self.gate is not None:
+            masks = [key_bias(visible, gate, tape) for gate in self.gate().to(tokens.dtype)]
+        return self._climb(tokens, masks, tape, scale, lambda layer, x: visit(layer, x[:, :inputs]))
+
+    def _bucketed(self, tokens: Tensor, visible: Tensor, tape: int, scale: Tensor | None) -> Tensor:
+        inputs, out = tokens.shape[1] - tape, torch.zeros_like(tokens)
+        for rows, shortest, longest in buckets(visible.sum(1), self.buckets):
+            seen = (rows, slice(longest))
+            mask = None if shortest == longest else hide_tail(visible[seen])
+            own = None if scale is None else scale[seen]
+            out[seen] = self._climb(tokens[seen], [mask] * self._above, longest - inputs, own, no_visit).to(out.dtype)
+        return out
+
+    def _packed(self, tokens: Tensor, visible: Tensor, tape: int, scale: Tensor | None, visit: Visit) -> Tensor:
+        shape, inputs, held = (visible.shape[0], visible.shape[1]), tokens.shape[1] - tape, packing(visible)
+        rows, mask = tape_rows(held, shape, inputs), None if held.even else Packed(held)
+
+        def look(layer: int, x: Tensor) -> None:
+            if visit is not no_visit:
+                visit(layer, x.flatten(0, 1).index_select(0, rows.inputs).unflatten(0, (shape[0], inputs)))
+
+        own = None if scale is None else pack(scale, held)
+        return unpack(self._climb(pack(tokens, held), [mask] * self._above, rows, own, look), held, shape)
+
+    def _climb(
+        self, x: Tensor, masks: Iterable[Any], tape: int | TapeRows, scale: Tensor | None, visit: Visit
+    ) -> Tensor:
+        """The blocks from `layer` on, each with its attention mask."""
+        for layer, mask in enumerate(masks, self.layer):
+            block = self.vit.blocks[layer]
+            arguments = {"tape": tape} if isinstance(block, TapeBlock) else {}
+            x = self.run_block(block, x, attn_mask=mask, **arguments, **({} if scale is None else {"scale": scale}))
+            visit(layer, x)
+        return x
+
+    @property
+    def _above(self) -> int:
+        return len(self.vit.blocks) - self.layer
+
+    def _hides_nothing(self) -> bool:
+        """Whether every tape is as long as any, whatever was read; a graph to be exported cuts tapes by itself."""
+        return self.reader.always_full and not exporting()
+
+    def _scale(self, tape: Tape, rows: int) -> Tensor | None:
+        """For the one ablation that scales inside blocks: 1 for inputs, what a token weighs for the tape."""
+        if not self._scales_after_norm():
+            return None
+        weight = tape.weight.sum(-1)
+        return torch.cat([weight.new_ones(weight.shape[0], rows - weight.shape[1]), weight], 1)
 
     def _scales_after_norm(self) -> bool:
         return isinstance(self.reader, ActReader) and self.reader.after_norm

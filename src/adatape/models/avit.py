@@ -10,9 +10,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.act import advance, begin, ponder_cost
-from adatape.layout import compact, expand, key_mask
-from adatape.models.adaptive import Adaptive, Visit, Walk
+from adatape.layout import Packing, Sizes, everything, key_mask, packing, places, sizes, unpack
+from adatape.models.adaptive import Adaptive, Visit, Walk, no_visit
 from adatape.models.registry import SIZES, register, split
+from adatape.ragged import Packed
 from adatape.records import Steps
 
 
@@ -46,16 +47,24 @@ class AViT(Adaptive):
         self.packed = False
 
     def set_packed(self, packed: bool = True) -> None:
-        """Whether eager inference removes halted tokens instead of masking them; the results are the same."""
+        """Whether inference removes halted tokens instead of masking them; the results are the same.
+
+        What runs on lies in one row, so a layer costs what its tokens cost. Shapes then follow the data: blocks may be
+        compiled with dynamic=True, but a model that is compiled as a whole masks, as does training.
+        """
         self.packed = packed
 
     def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:  # noqa: ARG002
-        tokens, last = self.embed(x), len(self.vit.blocks) - 1
-        act = begin(tokens[..., 0].float())
+        removes = self.packed and not self.training and not torch.compiler.is_compiling()
+        return self._removing(self.embed(x), visit) if removes else self._masking(self.embed(x), visit)
+
+    def _masking(self, tokens: Tensor, visit: Visit) -> Walk:
+        """Every block for all tokens; nobody attends to those that halted, and they stay as they are."""
+        last, act = len(self.vit.blocks) - 1, begin(tokens[..., 0].float())
         out = torch.zeros_like(tokens, dtype=torch.float32)
         weights, scores, running = [], [], []
         for layer, block in enumerate(self.vit.blocks):
-            tokens = self._step(block, tokens, act.running) if layer else self.run_block(block, tokens)
+            tokens = self._masked_step(block, tokens, act.running) if layer else self.run_block(block, tokens)
             score = halting_score(tokens, self.gamma, self.beta)
             running.append(act.running)
             weight, act = advance(act, score, last=layer == last, epsilon=self.epsilon)
@@ -68,19 +77,36 @@ class AViT(Adaptive):
             ponder = ponder + self.prior_weight * self._prior(torch.stack(scores, 1), torch.stack(running, 1))
         return Walk(out.to(tokens.dtype), ponder, steps=Steps(torch.stack(weights, 1)))
 
-    def _step(self, block: nn.Module, tokens: Tensor, running: Tensor) -> Tensor:
-        """One block for the running tokens; the halted ones stay as they are."""
-        if self.packed and not self.training and not torch.compiler.is_compiling():
-            return self._packed_step(block, tokens, running)
+    def _masked_step(self, block: nn.Module, tokens: Tensor, running: Tensor) -> Tensor:
         stepped = self.run_block(block, tokens, attn_mask=key_mask(_never_blind(running)))
         return torch.where(running[..., None], stepped, tokens)
 
-    def _packed_step(self, block: nn.Module, tokens: Tensor, running: Tensor) -> Tensor:
-        packed, real = compact(tokens, running)
-        if not packed.numel():
-            return tokens
-        mask = None if real.all() else key_mask(real)  # attention is fastest without one
-        return expand(self.run_block(block, packed, attn_mask=mask), real, tokens, running)
+    def _removing(self, tokens: Tensor, visit: Visit) -> Walk:
+        """Every block for the tokens that still run; a token's mixed states leave with it."""
+        last, act = len(self.vit.blocks) - 1, begin(tokens[..., 0].float())
+        shape, rows, held = (tokens.shape[0], tokens.shape[1]), tokens.flatten(0, 1), everything(act.running)
+        mixed, weights = torch.zeros_like(rows, dtype=torch.float32), []
+        states, out = rows, torch.zeros_like(mixed)
+        for layer, block in enumerate(self.vit.blocks):
+            rows = self._packed_step(block, rows, held)
+            score = unpack(halting_score(rows, self.gamma, self.beta)[None], held, shape)
+            weight, act = advance(act, score, last=layer == last, epsilon=self.epsilon)
+            left = sizes(act.running) if layer < last else None  # asked now, so that a GPU mixes while it is heard
+            mixed = torch.addcmul(mixed, weight.flatten()[held.kept, None], rows)
+            weights.append(weight)
+            if visit is not no_visit:
+                states = states.index_copy(0, held.kept, rows.to(states.dtype))
+                visit(layer, states.view_as(tokens))
+            if left and left.rows < rows.shape[0]:
+                held, rows, mixed = _let_go(act.running, left, held, rows, mixed, out)
+        out = out.index_copy_(0, held.kept, mixed).view_as(tokens)
+        return Walk(out.to(rows.dtype), ponder_cost(act).mean(1), steps=Steps(torch.stack(weights, 1)))
+
+    def _packed_step(self, block: nn.Module, rows: Float[Tensor, "n d"], held: Packing) -> Float[Tensor, "n d"]:
+        if not rows.shape[0]:
+            return rows
+        mask = None if held.even else Packed(held)
+        return self.run_block(block, rows.unflatten(0, held.shape), attn_mask=mask).flatten(0, 1)
 
     def _prior(self, scores: Tensor, running: Tensor) -> Tensor:
         depth = scores.shape[1]
@@ -88,7 +114,17 @@ class AViT(Adaptive):
         return distribution_prior(halting_mean(scores, running), target)
 
 
-def halting_score(tokens: Float[Tensor, "b n d"], gamma: float, beta: float) -> Float[Tensor, "b n"]:
+def _let_go(
+    running: Bool[Tensor, "b n"], left: Sizes, held: Packing, rows: Tensor, mixed: Tensor, out: Tensor
+) -> tuple[Packing, Tensor, Tensor]:
+    """Packs the rows that still run anew, and writes what those that halted have mixed to their places in `out`."""
+    still = running.flatten().index_select(0, held.kept)
+    gone, stay = places(~still, rows.shape[0] - left.rows), places(still, left.rows)
+    out.index_copy_(0, held.kept.index_select(0, gone), mixed.index_select(0, gone))
+    return packing(running, left), rows.index_select(0, stay), mixed.index_select(0, stay)
+
+
+def halting_score(tokens: Float[Tensor, "*n d"], gamma: float, beta: float) -> Float[Tensor, "*n"]:
     """h = sigmoid(gamma · e₀ + beta), in float32 whatever surrounds it."""
     return (gamma * tokens[..., 0].float() + beta).sigmoid()
 

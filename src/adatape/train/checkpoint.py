@@ -118,7 +118,12 @@ def prune(folder: Path, keep: int = 2, best_by: str | None = "accuracy", upto: i
     for path in _step_folders(folder) if found else []:
         if path not in kept:
             _discard(path)
-    for path in folder.glob(".step-*"):
+    sweep(folder)
+
+
+def sweep(folder: Path) -> None:
+    """Removes what interrupted saves and removals left; the first process does."""
+    for path in Path(folder).glob(".step-*") if is_first() else ():
         if path.suffix in (".partial", ".removed"):
             shutil.rmtree(path)
 

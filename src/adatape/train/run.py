@@ -13,7 +13,7 @@ import torch
 from adatape.config import Experiment
 from adatape.measure.accuracy import Score
 from adatape.measure.cost import cost, total
-from adatape.train.checkpoint import newest_good
+from adatape.train.checkpoint import newest_good, sweep
 from adatape.train.distributed import agreed, joined, local_device, on_first, restarted, whole_state
 from adatape.train.folder import CHECKPOINTS, RESULT, WEIGHTS, check_same, prepare, write, write_weights
 from adatape.train.journal import Journal
@@ -186,6 +186,7 @@ def go_back(trainer: Trainer, out: Path, say: Say) -> dict[str, Any]:
         if trainer.part.rank == 0:
             say(f"{path.name} is damaged and was passed over: {reason}")
 
+    sweep(out / CHECKPOINTS)  # a run that was at its end saves nothing more, and so removes nothing
     found = newest_good(out / CHECKPOINTS, tell)
     if found is not None:
         return trainer.load(found)

@@ -1,0 +1,49 @@
+"""Runs tests/gpu where there is a GPU, and writes down which kernels ran and what failed.
+
+    python benchmarks/gpu_tests.py results/gpu_tests.json
+
+CI compares the hashes with the sources, so kernels that no GPU has seen do not pass. Everything that pytest says goes
+to the file of the same name with `.txt`, as it says it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from adatape.train.folder import environment
+
+ROOT = Path(__file__).parents[1]
+PYTEST = ["-m", "pytest", "tests/gpu", "--noconftest", "-p", "no:cacheprovider", "-o", "addopts=", "--tb=short", "-rfE"]
+
+
+def kernels() -> dict[str, str]:
+    sources = sorted((ROOT / "src/adatape/kernels").glob("*.py"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sources}
+
+
+def summary(said: str) -> dict[str, object]:
+    """How many tests passed, and the names of those that did not, from pytest's last lines."""
+    passed = re.findall(r"(\d+) passed", said)
+    return {
+        "passed": int(passed[-1]) if passed else 0,
+        "failed": re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE),
+    }
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    ran = kernels()
+    with out.with_suffix(".txt").open("w") as said:
+        subprocess.run([sys.executable, *PYTEST], cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, check=False)
+    found = summary(out.with_suffix(".txt").read_text())
+    out.write_text(json.dumps({**found, "kernels": ran, "environment": environment("cuda")}, indent=2) + "\n")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Attention within ragged sequences, without a mask: what to hand timm's blocks in place of one."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from adatape.graph import exporting
+from adatape.layout import Packing, key_mask
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Ragged(ABC):
+    """Stands in for an attention mask, and takes over where fused attention is called with it.
+
+    PyTorch's `CausalBias` does so too. To attention that is not fused it is the boolean mask that it stands for.
+    """
+
+    dtype = torch.bool
+
+    @abstractmethod
+    def mask(self) -> Bool[Tensor, "..."]:
+        """The mask, True where a query sees a key."""
+
+    @abstractmethod
+    def apart(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of each sequence to itself, by the kernel that takes many of them in one row."""
+
+    @abstractmethod
+    def masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """The same, where that kernel does not run."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is F.scaled_dot_product_attention:
+            return _attend(*args, **(kwargs or {}))
+        return function(*(each.mask() if isinstance(each, Ragged) else each for each in args), **(kwargs or {}))
+
+    def __invert__(self) -> Bool[Tensor, "..."]:
+        return ~self.mask()
+
+
+class Tail(Ragged):
+    """A padded batch of which only the end of each row is hidden.
+
+    No shape depends on the data, and nobody waits for the GPU. Of the kernels that can hide keys, cuDNN's is the
+    fastest, if each sample's bias begins where eight numbers may be loaded at once.
+    """
+
+    def __init__(self, visible: Bool[Tensor, "b n"]) -> None:
+        self.visible = visible
+
+    def mask(self) -> Bool[Tensor, "b 1 1 n"]:
+        return key_mask(self.visible)
+
+    def apart(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=aligned_bias(self.visible, q.dtype))
+
+    def masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask(), **options)
+
+
+class Packed(Ragged):
+    """Sequences of different lengths in one row, one after the other."""
+
+    def __init__(self, packing: Packing) -> None:
+        self.bounds, self.total, self.longest = packing.bounds, packing.kept.shape[0], packing.longest
+
+    def mask(self) -> Bool[Tensor, "1 1 n n"]:
+        """Quadratic in all tokens of the batch."""
+        sample = self._places() // self.longest
+        return (sample[:, None] == sample)[None, None]
+
+    def apart(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _unflat(varlen(_flat(q), _flat(k), _flat(v), self.bounds, self.longest), 1)
+
+    def masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """One sequence after the other where that costs nothing, else each padded to the longest, and cut again."""
+        if q.is_cpu and not torch.compiler.is_compiling():
+            parts = zip(*(x.split(self.bounds.diff().tolist(), 2) for x in (q, k, v)), strict=True)
+            return torch.cat([F.scaled_dot_product_attention(*part, **options) for part in parts], 2)
+        places, lengths = self._places(), self.bounds.diff()
+        q, k, v = (_pad(x, places, lengths.shape[0], self.longest) for x in (q, k, v))
+        visible = torch.arange(self.longest, device=lengths.device) < lengths[:, None]
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=key_mask(visible), **options)
+        return _unflat(_flat(attended).index_select(0, places), 1)
+
+    def _places(self) -> Int[Tensor, "n"]:
+        """Where each row stands once every sequence is padded to the longest."""
+        row = torch.arange(self.total, device=self.bounds.device)
+        sample = torch.bucketize(row, self.bounds[1:], right=True)
+        return sample * self.longest + row - self.bounds[sample]
+
+
+def hide_tail(visible: Bool[Tensor, "b n"]) -> Tail | Bool[Tensor, "b 1 1 n"]:
+    """What keeps a padded batch from its hidden rows; an exported graph, which other programs run, has a plain mask."""
+    return key_mask(visible) if exporting() else Tail(visible)
+
+
+def aligned_bias(visible: Bool[Tensor, "b n"], dtype: torch.dtype) -> Float[Tensor, "b 1 1 n"]:
+    """What to add to scores: -∞ where hidden. Rows stand a multiple of eight apart, also in a compiled graph."""
+    b, n = visible.shape
+    apart = n + -n % 8
+    shown = F.pad(visible, (0, apart - n))
+    bias = torch.where(shown, torch.zeros((), dtype=dtype, device=shown.device), -math.inf)
+    return bias.as_strided((b, 1, 1, n), (apart, apart, apart, 1))
+
+
+def varlen(
+    q: Float[Tensor, "n h d"],
+    k: Float[Tensor, "n h d"],
+    v: Float[Tensor, "n h d"],
+    bounds: Int[Tensor, "edges"],
+    longest: int,
+) -> Float[Tensor, "n h d"]:
+    """Attention within each of s sequences that lie end to end."""
+    attended = varlen_attn(q, k, v, bounds, bounds, longest, longest)
+    assert isinstance(attended, Tensor)  # a pair, only where more was asked for
+    return attended
+
+
+def takes_varlen(q: Tensor, v: Tensor) -> bool:
+    """Whether `varlen` has a kernel for heads of this device, type and width."""
+    if not (q.is_cuda and v.dtype in HALF):
+        return False
+    return q.shape[-1] == v.shape[-1] <= 256 and q.shape[-1] % 8 == 0 and _has_flash(q.device.index)
+
+
+@torch.compiler.assume_constant_result
+def _has_flash(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Ragged, **options: Any) -> Tensor:
+    if any(options.values()) or not takes_varlen(q, v):  # dropout, a scale: what the kernel does not do
+        return attn_mask.masked(q, k, v, **options)
+    return attn_mask.apart(q.to(v.dtype), k.to(v.dtype), v)  # autocast leaves normed queries and keys in float32
+
+
+def _flat(x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b*n h d"]:
+    """A view, where q, k and v are parts of one projection."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def _unflat(x: Float[Tensor, "m h d"], b: int) -> Float[Tensor, "b h n d"]:
+    return x.unflatten(0, (b, -1)).transpose(1, 2)
+
+
+def _pad(x: Float[Tensor, "1 h n d"], places: Int[Tensor, "n"], samples: int, longest: int) -> Float[Tensor, "s h m d"]:
+    flat = _flat(x)
+    return _unflat(flat.new_zeros(samples * longest, *flat.shape[1:]).index_copy(0, places, flat), samples)

@@ -1,0 +1,148 @@
+"""The kernels on a CUDA device: what they find and what comes back through them is the definition's.
+
+`benchmarks/gpu_tests.py` writes down which kernels passed here; CI refuses any others.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import timm
+import torch
+from torch import Tensor
+
+import adatape.models
+from adatape.atr import retrace
+from adatape.banks import InputBank, LearnedBank
+from adatape.config import Reading
+from adatape.kernels import find as find_module
+from adatape.kernels import weigh
+from adatape.kernels.find import Found
+from adatape.reader import TapeReader
+from adatape.records import Tape
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+assert adatape.models
+
+
+@pytest.fixture(autouse=True)
+def _float32_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN's convolutions round to ten bits otherwise, and differently in another batch."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, int, float, int, float, bool]:
+    draw = random.Random(seed)
+    generator = torch.Generator("cuda").manual_seed(seed)
+    b, h, steps = draw.choice((1, 7, 16, 33, 130)), draw.choice((64, 64, 100, 1024)), draw.randint(1, 10)
+    merge, own = draw.choice((1, 2, 5, 10, 16)), draw.random() < 0.4
+    c = 2 * steps * merge + draw.choice((1, 333, 784, 10_007 if not own else 99))
+    keys = torch.randn(*((b,) if own else ()), c, h, generator=generator, device="cuda")
+    if draw.random() < 0.5:  # many equal keys
+        keys = keys[..., torch.randint(c, (c,), generator=generator, device="cuda"), :]
+    if draw.random() < 0.5:
+        keys = keys.bfloat16().float()
+    taken = torch.rand(b, c, generator=generator, device="cuda") < 0.1 if draw.random() < 0.5 else None
+    query = draw.choice((0.0, 1.0, 1.0, 30.0)) * torch.randn(b, h, generator=generator, device="cuda")
+    return query, keys, taken, steps, draw.choice((0.3, 1.0, 2.0, 1e9)), merge, draw.choice((1.0, h**0.5)), seed % 3 > 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_kernel_finds_what_the_definition_finds(seed: int) -> None:
+    given = case(seed)
+    ours, theirs = Found(*find_module.launched(*given)), Found(*find_module._by_definition(*given))
+    assert torch.equal(ours.index, theirs.index)
+    assert torch.equal(ours.mask, theirs.mask)
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("own", "c"), [(False, 100_003), (False, 10_000), (True, 784)])
+def test_large_banks_read_as_the_definition_reads(own: bool, c: int) -> None:
+    query, keys = torch.randn(64, 64, device="cuda"), torch.randn(*((64,) if own else ()), c, 64, device="cuda")
+    given = (query, keys, None, 10, 2.0, 5, 8.0, True)
+    assert torch.equal(find_module.launched(*given)[0], find_module._by_definition(*given)[0])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_row_finds_the_same_alone_as_in_a_batch(own: bool) -> None:
+    query, keys = torch.randn(40, 64, device="cuda"), torch.randn(*((40,) if own else ()), 1003, 64, device="cuda")
+    together = find_module.launched(query, keys, None, 10, 2.0, 5, 8.0, True)
+    for row in range(0, 40, 7):
+        one = slice(row, row + 1)
+        alone = find_module.launched(query[one], keys[one] if own else keys, None, 10, 2.0, 5, 8.0, True)
+        for mine, theirs in zip(alone, together, strict=True):
+            assert torch.equal(mine, theirs[one])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_kernel_has_the_gradient_of_the_definition(seed: int) -> None:
+    draw = random.Random(seed)
+    b, t, k, h = draw.choice((1, 50)), draw.randint(1, 10), draw.randint(1, 16), draw.choice((16, 64, 1024))
+    query, keys = (torch.randn(*shape, h, device="cuda", requires_grad=True) for shape in ((b,), (b, t, k)))
+    length, grad = torch.randint(1, t + 1, (b,), device="cuda"), torch.randn(b, t, k, device="cuda")
+    visible = torch.arange(t, device="cuda") < length[:, None]
+    weight = retrace(query, keys, visible, h**0.5, "average" if seed % 2 else "replace")
+    theirs = torch.autograd.grad(weight, (query, keys), grad)
+    ours = weigh.launched(query.detach(), keys.detach(), weight.detach(), length, grad, h**0.5, bool(seed % 2))
+    for mine, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+def tapes(kind: str, dtype: torch.dtype) -> list[tuple[Tape, list[Tensor]]]:
+    torch.manual_seed(0)
+    bank = (InputBank(128, patch=4, image=64) if kind == "input" else LearnedBank(500, 128)).cuda()
+    reader = TapeReader(128, Reading(steps=6, threshold=1.5, merge=3), bank.size).cuda()
+    with torch.no_grad():
+        for parameter in bank.parameters():
+            parameter.normal_()
+        reader.norm.weight.fill_(1.5)  # type: ignore[operator]
+    images, query = torch.randn(9, 3, 64, 64, device="cuda"), torch.randn(9, 128, device="cuda", requires_grad=True)
+    results = []
+    for finds in (False, True):
+        reader.finds = finds
+        with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+            tape = reader(query, bank.open(images))
+        learnt = [query, *bank.parameters(), *reader.parameters()]
+        loss = (tape.tokens.float() * torch.linspace(-1, 1, 128, device="cuda")).sum() + tape.ponder.sum()
+        results.append((tape, list(torch.autograd.grad(loss, learnt))))
+    return results
+
+
+@pytest.mark.parametrize("kind", ["input", "learn"])
+def test_finding_first_gives_the_tape_and_gradients_of_the_definition(kind: str) -> None:
+    (plain, plain_grads), (found, found_grads) = tapes(kind, torch.float32)
+    assert torch.equal(found.index, plain.index)
+    assert len(set(found.length.tolist())) > 1
+    torch.testing.assert_close(found.tokens, plain.tokens, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.ponder, plain.ponder, rtol=1e-4, atol=1e-4)
+    for mine, theirs in zip(found_grads, plain_grads, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3 * theirs.abs().max().item())
+
+
+def test_in_bfloat16_a_learnt_bank_is_read_as_in_float32_and_an_image_nearly_so() -> None:
+    for kind, least in (("learn", 1.0), ("input", 0.8)):
+        (plain, _), (found, _) = tapes(kind, torch.bfloat16)
+        assert (plain.index == found.index).float().mean() >= least
+
+
+@pytest.mark.parametrize("bank", ["input", "learn"])
+def test_a_captured_forward_reads_what_an_eager_one_reads(bank: str) -> None:
+    model = timm.create_model("adatape_tiny_patch16_224", bank=bank, depth=3).cuda().eval()
+    images = torch.randn(4, 3, 224, 224, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.no_grad():
+        eager = model(images, output=True)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            model(images)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            held = model(images, output=True)
+        graph.replay()
+    assert torch.equal(held.tape.index, eager.tape.index)
+    torch.testing.assert_close(held.logits, eager.logits, rtol=1e-4, atol=1e-4)
