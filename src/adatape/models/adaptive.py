@@ -50,7 +50,7 @@ class Adaptive(nn.Module, ABC):
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         walk = self.walk(x, no_visit, key)
-        features = self.vit.forward_head(self._settle(walk), pre_logits=True)
+        features = self.vit.forward_head(self._settle(self._looked_at(walk)), pre_logits=True)
         logits = self.vit.head(features)
         return Output(logits, features, walk.ponder, walk.tape, walk.steps) if output else logits
 
@@ -69,6 +69,10 @@ class Adaptive(nn.Module, ABC):
         if self.vit.grad_checkpointing and self.training:
             return checkpoint(partial(block, **kwargs), x)  # compiled, a checkpoint takes tensors alone
         return block(x, **kwargs)
+
+    def _looked_at(self, walk: Walk) -> Walk:
+        """Where the class token alone is pooled, nothing else needs the final norm."""
+        return Walk(walk.tokens[:, :1], walk.ponder) if self.vit.global_pool == "token" else walk
 
     def _settle(self, walk: Walk) -> Tensor:
         x = self.vit.norm(walk.tokens)

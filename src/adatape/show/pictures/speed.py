@@ -61,7 +61,7 @@ def _draw(
     axes.plot(limits, limits, color=FAINT, linewidth=1, linestyle="--", zorder=1)
     start = limits[0] + 0.03 * (limits[1] - limits[0])
     turned: dict[str, Any] = {"rotation": 45, "rotation_mode": "anchor", "transform_rotates_text": True}
-    axes.annotate("as fast as its FLOPs", (start, start), (0, 3), textcoords="offset points", color=INK, **turned)
+    axes.text(start, start, "as fast as its FLOPs", color=INK, verticalalignment="bottom", **turned)
     for row in rows:
         reach = [[row["ratio"] - row["ratio_min"]], [row["ratio_max"] - row["ratio"]]]
         look: dict[str, Any] = {"color": colours[model_of(row)], "marker": markers[row["batch"]]}

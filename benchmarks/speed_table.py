@@ -1,0 +1,99 @@
+"""The table of docs/performance.md on a GPU: each comparison compiled ahead by parallel processes, then timed alone.
+
+    python benchmarks/speed_table.py results/speed/h200.json                       all of it, about half an hour
+    python benchmarks/speed_table.py results/speed/h200.json --only b32 large      parts of it, merged into the file
+
+Compiling takes most of the time and no GPU, so `--jobs` processes fill inductor's cache at once; `adatape bench` then
+finds everything there. What was timed is in the file after every comparison, so an interrupted call loses one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from adatape.measure.sides import How, build_side
+from adatape.show.bench import reference_of, spec_of
+
+
+class Part(NamedTuple):
+    """Models that share a reference, and how they are compared."""
+
+    models: tuple[str, ...]
+    batches: tuple[int, ...]
+    modes: tuple[str, ...] = ("inference", "train")
+    extra: tuple[str, ...] = ()
+
+
+def both(name: str) -> tuple[str, str]:
+    return f"{name}:bank=learn", name
+
+
+B16 = both("adatape_base_patch16_224")
+PARTS = {
+    "b16": Part(B16, (256,)),
+    "b32": Part(both("adatape_base_patch32_224"), (256,)),
+    "large": Part(both("adatape_large_patch16_224"), (64,)),
+    "one": Part(B16, (1,), ("inference",)),
+    "batches": Part(B16, (8, 64)),
+    "data": Part(B16, (256,), extra=("--data",)),
+    "systems": Part(("u2t_base_patch16_224", "uvit_base_patch16_224"), (256,)),
+    "small": Part(("avit_small_patch16_224", "plainvit_small_patch16_224"), (256,)),
+}
+
+
+def warm(side: tuple[str, str, int]) -> None:
+    """Compiles and calls one side in a process of its own, which is all that the cache needs."""
+    name, mode, batch = side
+    began = time.time()
+    command = [sys.executable, __file__, "--side", name, mode, str(batch)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = "" if done.returncode == 0 else f": {done.stderr.strip().splitlines()[-1]}"
+    print(f"{name} {mode} {batch}: {time.time() - began:.0f} s{told}", flush=True)
+
+
+def build(name: str, mode: str, batch: str) -> None:
+    spec = spec_of(name)
+    how = How(mode=mode, batch=int(batch), device="cuda", precision="bf16", compile="default")  # type: ignore[arg-type]
+    build_side(spec.name, spec.options, how)
+
+
+def sides(part: Part) -> list[tuple[str, str, int]]:
+    models = {*part.models, *(str(reference_of(spec_of(model), None)) for model in part.models)}
+    return sorted(itertools.product(models, part.modes, part.batches))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?")
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--jobs", type=int, default=6)
+    parser.add_argument("--rounds", default="9")
+    parser.add_argument("--seconds", default="0.5")
+    parser.add_argument("--side", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "adatape-inductor"))
+    if arguments.side:
+        return build(*arguments.side)
+    if not arguments.out:
+        parser.error("out is missing; it must be a file for the results")
+    chosen = [PARTS[name] for name in arguments.only]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(warm, dict.fromkeys(side for part in chosen for side in sides(part))))
+    turns = [(part, mode, batch) for part in chosen for mode in part.modes for batch in part.batches]
+    for part, mode, batch in turns:
+        given = [*part.models, "--mode", mode, "--batch", str(batch), "--graphs", "on", *part.extra]
+        timing = ["--rounds", arguments.rounds, "--seconds", arguments.seconds, "--out", arguments.out]
+        subprocess.run([sys.executable, "-m", "adatape", "bench", *given, *timing], check=False)
+    return None
+
+
+if __name__ == "__main__":
+    main()
