@@ -54,9 +54,9 @@ def tape_sides(arguments: argparse.Namespace, size: int, tape: int) -> tuple[Sid
     full = copy.copy(model)
     full._hides_nothing = lambda: True  # type: ignore[method-assign]
     sides: Sides = {
-        "padded": partial(model._padded, tokens, visible, tape, None, no_visit),
+        "padded": lambda: model._padded(tokens, model._masks(visible), tape, None, no_visit),
         "packed": partial(model._packed, tokens, visible, tape, None, no_visit),
-        "unmasked": partial(full._padded, tokens, visible, tape, None, no_visit),
+        "unmasked": lambda: full._padded(tokens, full._masks(visible), tape, None, no_visit),
     }
     return sides, visible.float().mean().item()
 

@@ -18,7 +18,7 @@ ORDER = [
     {"config"},
     {"records"},
     {"atr", "act", "layout", "ragged", "keyed", "graph"},
-    {"banks", "kernels", "reader", "ablation"},
+    {"banks", "kernels", "reader", "selective", "ablation"},
     {"encoder"},
     {"models"},
     {"data"},

@@ -14,6 +14,7 @@ from adatape.atr import highest, read_tape, scores, summable, take, wide
 from adatape.config import ReaderName, Reading
 from adatape.reader import CHOICES, TapeReader
 from adatape.records import Tape
+from adatape.selective import SelectiveReader
 
 
 class ParallelReader(TapeReader):
@@ -32,7 +33,7 @@ class ParallelReader(TapeReader):
     def tokens_needed(reading: Reading) -> int:
         return reading.steps
 
-    def read(self, query: Tensor, bank: Tensor, taken: Tensor | None) -> Tape:
+    def read(self, query: Tensor, bank: Tensor, taken: Tensor | None, key: Tensor | None = None) -> Tape:  # noqa: ARG002
         h = self.reading.query_width
         d = scores(query[:, :h], summable(bank[..., :h]))
         index = highest(d if taken is None else d.masked_fill(taken, -math.inf), self.steps)
@@ -42,7 +43,7 @@ class ParallelReader(TapeReader):
 class FixedTokens(nn.Module):
     """Neither adaptive length nor content: T trained tokens, the same for every sample, and no bank."""
 
-    always_full = True
+    always_full, gates = True, False
 
     def __init__(self, width: int, reading: Reading) -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class ActReader(TapeReader):
         nn.init.zeros_(self.halt.weight)
         nn.init.constant_(self.halt.bias, -1.0)
 
-    def read(self, query: Tensor, bank: Tensor, taken: Tensor | None) -> Tape:
+    def read(self, query: Tensor, bank: Tensor, taken: Tensor | None, key: Tensor | None = None) -> Tape:  # noqa: ARG002
         reading = self.reading
         tape = read_tape(
             query,
@@ -126,10 +127,12 @@ def full_tape(tokens: Float[Tensor, "b t d"], index: Tensor) -> Tape:
 def make_reader(name: ReaderName, width: int, reading: Reading, bank_size: int) -> TapeReader | FixedTokens:
     if name == "adaptive":
         return TapeReader(width, reading, bank_size)
+    if name == "selective":
+        return SelectiveReader(width, reading, bank_size)
     if name == "parallel":
         return ParallelReader(width, reading, bank_size)
     if name == "fixed":
         return FixedTokens(width, reading)
     if name in ("act", "act-after-norm"):
         return ActReader(width, reading, bank_size, after_norm=name == "act-after-norm")
-    raise ValueError(f"reader is {name!r}; it must be adaptive, parallel, fixed, act or act-after-norm")
+    raise ValueError(f"reader is {name!r}; it must be adaptive, selective, parallel, fixed, act or act-after-norm")

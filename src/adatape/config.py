@@ -13,7 +13,7 @@ T = TypeVar("T")
 Update = Literal["average", "replace"]
 Ponder = Literal["gini", "max", "collect"]
 Choice = Literal["highest", "random", "order"]
-ReaderName = Literal["adaptive", "parallel", "fixed", "act", "act-after-norm"]
+ReaderName = Literal["adaptive", "selective", "parallel", "fixed", "act", "act-after-norm"]
 TapeFFN = Literal["none", "append", "blocks", "append+blocks"]
 
 
@@ -49,6 +49,8 @@ class Reading:
     """whether query and bank pass their shared LayerNorm"""
     sample_budgets: bool = False
     """draw each training sample's most tokens from 0 to steps, so that one model is good at every budget"""
+    floor: float = 0.5
+    """the least gate that the selective reader finds worth reading"""
 
     @property
     def merged(self) -> int:

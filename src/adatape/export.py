@@ -180,6 +180,8 @@ def check_exportable(model: Adaptive) -> None:
             "reader is act; the last token of its budget takes what ACT has left, so a shorter tape is not "
             "the beginning of a longer one, and no graph with a free length can be exported"
         )
+    if isinstance(model, AdaTape) and model.reader.gates:
+        raise ValueError("reader is selective; its gates weigh attention, which exported graphs do not take yet")
     if isinstance(model, AdaTape) and halts(model) and model.reader.reading.choose == "random":
         raise ValueError("choose is 'random'; an exported graph answers the same each time, so use 'highest'")
     if isinstance(model, PonderNet) and model.halting == "sample":

@@ -47,6 +47,13 @@ def key_bias(visible: Bool[Tensor, "b m"], gate: Float[Tensor, "h"], tape: int) 
     return torch.where(visible[:, None, None, :], keys[:, None, :], gate.new_full((), -math.inf))
 
 
+def token_bias(visible: Bool[Tensor, "b m"], weight: Float[Tensor, "b t"]) -> Float[Tensor, "b 1 1 m"]:
+    """What to add to attention scores: 0 for inputs, the log of its weight for each tape row, -∞ for hidden ones."""
+    inputs = weight.new_ones(visible.shape[0], visible.shape[1] - weight.shape[1])
+    seen = torch.where(visible, torch.cat([inputs, weight], 1), 1.0)  # the log of a hidden zero would spoil gradients
+    return seen.log().masked_fill(~visible, -math.inf)[:, None, None]
+
+
 def fill_hidden(tokens: Float[Tensor, "b m d"], visible: Bool[Tensor, "b m"], start: int) -> Float[Tensor, "b m d"]:
     """Hidden rows become the mean of the visible ones from `start` on, the rows that are pooled.
 

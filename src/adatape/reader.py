@@ -47,6 +47,7 @@ class TapeReader(nn.Module):
     """
 
     finds: bool | None = None
+    gates = False  # whether attention to a tape token is multiplied by its weight
 
     def __init__(self, width: int, reading: Reading, bank_size: int) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ class TapeReader(nn.Module):
         else:
             tokens = opened.all()
             with torch.autocast(query.device.type, enabled=False):
-                tape = self.read(query, self._norm(tokens), taken)
+                tape = self.read(query, self._norm(tokens), taken, key)
         if self.training and self.reading.sample_budgets:
             tape = hide_beyond(tape, _drawn_budget(query, self.steps, key))
         tokens, *rest = tape  # torch 2.11 does not compile what `_replace` makes
@@ -140,7 +141,7 @@ class TapeReader(nn.Module):
                 ponder=ponder_of(weight, found.mask, self.threshold, reading.ponder, reading.ponder_at_halt),
             )
 
-    def read(self, query: Tensor, bank: Tensor, taken: Tensor | None) -> Tape:
+    def read(self, query: Tensor, bank: Tensor, taken: Tensor | None, key: Tensor | None = None) -> Tape:  # noqa: ARG002
         reading = self.reading
         return read_tape(
             query,

@@ -24,6 +24,7 @@ from adatape.models.sequence import NoTokens, SymbolEmbed
 from adatape.models.universal import Universal, UViT
 from adatape.models.vit import ThreeFeedForwards
 from adatape.reader import TapeReader
+from adatape.selective import SelectiveReader
 
 
 class Part(NamedTuple):
@@ -115,9 +116,11 @@ def _universal(
 
 
 def _read_macs(reader: TapeReader | FixedTokens, bank_size: int, tape: int) -> int:
-    """Scores of the whole bank, at each step or, in parallel, once; with ACT a halting score for each token."""
+    """Scores of the whole bank, once or at each step; with ACT a halting score for each token."""
     if isinstance(reader, FixedTokens) or tape == 0:
         return 0
+    if isinstance(reader, SelectiveReader):
+        return bank_size * (_per_token(reader.answer) + reader.reading.query_width) + _per_token(reader.ask)
     passes = 1 if isinstance(reader, ParallelReader) else tape
     halting = tape * _per_token(reader.halt) if isinstance(reader, ActReader) else 0
     return passes * bank_size * reader.reading.query_width + halting

@@ -15,7 +15,7 @@ from adatape.banks import Bank, InputBank, LearnedBank, NoBank
 from adatape.config import ReaderName, Reading, TapeFFN
 from adatape.encoder import TapeBlock, TapeBlocksFrom, TapeGate, tape_mlp
 from adatape.graph import exporting
-from adatape.layout import TapeRows, append, buckets, key_bias, pack, packing, tape_rows, unpack
+from adatape.layout import TapeRows, append, buckets, key_bias, pack, packing, tape_rows, token_bias, unpack
 from adatape.models.adaptive import Adaptive, Visit, Walk, check_backbone, no_visit
 from adatape.models.registry import SIZES, register, split
 from adatape.ragged import Packed, hide_tail
@@ -98,26 +98,41 @@ class AdaTape(Adaptive):
         inputs = tokens.shape[1]
         tokens, visible = append(tokens, self.append_mlp(tape.tokens), tape.mask)
         tokens = self._carry(tokens, tape, visible, visit)
-        if self.gate is not None:
+        if self._biased():
             return Walk(tokens[:, :inputs], tape.ponder, None, tape)
         return Walk(tokens, tape.ponder, None if self._hides_nothing() else visible, tape)
 
     def _carry(self, tokens: Tensor, tape: Tape, visible: Tensor, visit: Visit) -> Tensor:
         """Inputs and tape through the other blocks; what becomes of hidden rows depends on how they are laid out."""
         length, scale = tape.mask.shape[1], self._scale(tape, tokens.shape[1])
-        if self.training or self.gate is not None or self._hides_nothing() or torch.compiler.is_compiling():
-            return self._padded(tokens, visible, length, scale, visit)
+        if self._biased():
+            biases = self._biases(tokens.dtype, visible, tape)
+            return self._padded(tokens, biases, length, scale, visit)
+        if self.training or self._hides_nothing() or torch.compiler.is_compiling() or not self.packed:
+            return self._padded(tokens, self._masks(visible), length, scale, visit)
         if self.buckets and visit is no_visit:
             return self._bucketed(tokens, visible, length, scale)
-        carry = self._packed if self.packed else self._padded
-        return carry(tokens, visible, length, scale, visit)
+        return self._packed(tokens, visible, length, scale, visit)
 
-    def _padded(self, tokens: Tensor, visible: Tensor, tape: int, scale: Tensor | None, visit: Visit) -> Tensor:
-        inputs = tokens.shape[1] - tape
-        mask = None if self._hides_nothing() else hide_tail(visible)
-        masks: list[Any] = [mask] * self._above
+    def _biased(self) -> bool:
+        """Whether gates say how far attention looks at the tape; pooling then leaves tape rows out."""
+        return self.gate is not None or self.reader.gates
+
+    def _biases(self, dtype: torch.dtype, visible: Tensor, tape: Tape) -> list[Tensor]:
+        """One for each block: of the heads' gates, of the tokens' gates, or of both."""
+        biases = [visible.new_zeros((), dtype=dtype)] * self._above
         if self.gate is not None:
-            masks = [key_bias(visible, gate, tape) for gate in self.gate().to(tokens.dtype)]
+            biases = [key_bias(visible, gate, tape.mask.shape[1]) for gate in self.gate().to(dtype)]
+        if self.reader.gates:
+            own = token_bias(visible, tape.weight.squeeze(-1)).to(dtype)
+            biases = [bias + own for bias in biases]
+        return biases
+
+    def _masks(self, visible: Tensor) -> list[Any]:
+        return [None if self._hides_nothing() else hide_tail(visible)] * self._above
+
+    def _padded(self, tokens: Tensor, masks: list[Any], tape: int, scale: Tensor | None, visit: Visit) -> Tensor:
+        inputs = tokens.shape[1] - tape
         return self._climb(tokens, masks, tape, scale, lambda layer, x: visit(layer, x[:, :inputs]))
 
     def _bucketed(self, tokens: Tensor, visible: Tensor, tape: int, scale: Tensor | None) -> Tensor:

@@ -1,0 +1,89 @@
+"""A reader beside the paper's: a trained gate for every bank token, and no more steps than one."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from adatape.atr import take, wide
+from adatape.config import Reading
+from adatape.keyed import keys_of, uniform
+from adatape.reader import TapeReader
+from adatape.records import Tape
+
+
+class SelectiveReader(TapeReader):
+    """Reads the bank tokens that it finds worth reading, each as it is, the best first.
+
+    A token's gate is the sigmoid of its score, an inner product of trained projections of query and token. Up to
+    `steps` tokens are read whose gates exceed `floor`, and the best in any case. The gate enters attention as log g on
+    the token's key (`layout.token_bias`), so it is learnt by what the token is good for, in every block and behind any
+    norm; a weight on the token itself would be divided out by the first LayerNorm. Ponder is the sum of the gates read.
+
+    While training, each sample's floor is drawn between 0 and twice `floor`: a token is read about as often as its
+    gate says, tokens below the floor still learn, and one model is good at every floor.
+    """
+
+    finds, always_full, gates = False, False, True
+
+    def __init__(self, width: int, reading: Reading, bank_size: int) -> None:
+        super().__init__(width, reading, bank_size)
+        if not 0 < reading.floor < 1:
+            raise ValueError(f"floor is {reading.floor}; it must lie between 0 and 1, both excluded")
+        self.floor = reading.floor
+        self.ask, self.answer = nn.Linear(width, reading.query_width), nn.Linear(width, reading.query_width, bias=False)
+        self.open = nn.Parameter(torch.ones(()))  # at first a gate is 0.73 on average: all may be seen
+        for layer in (self.ask, self.answer):
+            nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(self.ask.bias)
+
+    @staticmethod
+    def tokens_needed(reading: Reading) -> int:
+        return reading.steps
+
+    def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
+        """`threshold` is the least gate worth reading: a higher one reads less."""
+        if threshold is not None and not 0 < threshold < 1:
+            raise ValueError(f"threshold is {threshold}; the least gate worth reading lies between 0 and 1")
+        super().set_budget(steps)
+        self.floor = self.reading.floor if threshold is None else threshold
+
+    def read(self, query: Tensor, bank: Tensor, taken: Tensor | None, key: Tensor | None = None) -> Tape:
+        score = self._scores(query, bank)
+        if taken is not None:
+            score = score.masked_fill(taken, -math.inf)
+        index = most_worth(score, self.steps)
+        gate = score.gather(1, index).sigmoid()
+        floor = self._drawn_floor(query, key) if self.training else self.floor
+        visible = gate > floor
+        visible = torch.cat([torch.ones_like(visible[:, :1]), visible[:, 1:]], 1)
+        return Tape(
+            tokens=take(bank, index) * visible[..., None],
+            mask=visible,
+            index=index[..., None].masked_fill(~visible[..., None], -1),
+            weight=(gate * visible)[..., None],
+            length=visible.sum(1),
+            ponder=(gate * visible).sum(1),
+        )
+
+    def _scores(self, query: Float[Tensor, "b d"], bank: Float[Tensor, "*b c d"]) -> Float[Tensor, "b c"]:
+        asked, answers = wide(self.ask(query)), wide(self.answer(bank))
+        d = asked @ answers.mT if answers.dim() == 2 else (answers @ asked[..., None]).squeeze(-1)
+        return d / self.reading.query_width**0.5 + self.open
+
+    def _drawn_floor(self, like: Float[Tensor, "b d"], key: Int[Tensor, "b"] | None) -> Float[Tensor, "b 1"]:
+        if key is None:
+            return 2 * self.floor * torch.rand(like.shape[0], 1, device=like.device)
+        return 2 * self.floor * uniform(keys_of(4, key), 1)
+
+
+def most_worth(score: Float[Tensor, "b c"], k: int) -> Int[Tensor, "b k"]:
+    """As `atr.highest`, by one sort of integers that hold score and place: k may be large here."""
+    score = score.detach().float()
+    bits = torch.where(score == 0, 0.0, score).view(torch.int32)  # -0 and 0 are equal, their bits are not
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    place = 0x7FFFFFFF - torch.arange(score.shape[1], device=score.device)
+    return 0x7FFFFFFF - (((ordered.long() << 32) | place).topk(k).values & 0x7FFFFFFF)
