@@ -36,7 +36,7 @@ def let_lengths_differ(reader: SelectiveReader, lengths: Callable[[], Tensor]) -
 
 
 def reader(**fields: object) -> SelectiveReader:
-    return SelectiveReader(16, Reading(**{"steps": 5, "query_width": 8, **fields}), 30)  # type: ignore[arg-type]
+    return SelectiveReader(16, Reading(**{"steps": 5, "threshold": 5.0, "query_width": 8, **fields}), 30)  # type: ignore[arg-type]
 
 
 def test_the_best_are_found_with_the_lowest_place_first_among_equals() -> None:
@@ -61,26 +61,36 @@ def test_a_higher_floor_reads_a_beginning_of_the_same_tape() -> None:
     read, query, bank = reader().eval(), torch.randn(20, 16), torch.randn(30, 16)
     let_lengths_differ(read, lambda: read(query, bank).length)
     long = read(query, bank)
-    read.set_budget(threshold=0.8)
+    read.set_floor(0.6)
     short = read(query, bank)
     assert (short.length <= long.length).all()
     assert short.length.sum() < long.length.sum()
     assert torch.equal(short.index[short.mask], long.index[short.mask])
-    read.set_budget()
+    read.set_floor()
     assert torch.equal(read(query, bank).index, long.index)
 
 
-@pytest.mark.parametrize("threshold", [0.0, 1.0, 1.5])
-def test_a_floor_that_is_no_gate_is_refused(threshold: float) -> None:
-    with pytest.raises(ValueError, match="threshold"):
-        reader().set_budget(threshold=threshold)
+def test_a_tape_ends_where_the_gates_sum_to_the_threshold() -> None:
+    read, query, bank = reader().eval(), torch.randn(20, 16), torch.randn(30, 16)
+    read.set_budget(threshold=1.5)
+    tape = read(query, bank)
+    weight = tape.weight.squeeze(-1)
+    last = weight.gather(1, tape.length[:, None] - 1).squeeze(1)
+    assert (weight.sum(1) - last < 1.5).all()
+    assert tape.length.max() < 5
+
+
+@pytest.mark.parametrize("floor", [0.0, 1.0, 1.5])
+def test_a_floor_that_is_no_gate_is_refused(floor: float) -> None:
     with pytest.raises(ValueError, match="floor"):
-        reader(floor=threshold)
+        reader().set_floor(floor)
+    with pytest.raises(ValueError, match="floor"):
+        reader(floor=floor)
 
 
 def test_in_training_a_token_is_read_about_as_often_as_its_gate_says() -> None:
     read, query, bank = reader(steps=1).train(), torch.randn(1, 16), torch.randn(30, 16)
-    two = SelectiveReader(16, Reading(steps=2, query_width=8), 30).train()
+    two = SelectiveReader(16, Reading(steps=2, threshold=2.0, query_width=8), 30).train()
     two.load_state_dict(read.state_dict())
     with torch.no_grad():
         gate = two._scores(two._norm(query), two._norm(bank)).sort(descending=True).values[0, 1].sigmoid()

@@ -19,7 +19,8 @@ class SelectiveReader(TapeReader):
     """Reads the bank tokens that it finds worth reading, each as it is, the best first.
 
     A token's gate is the sigmoid of its score, an inner product of trained projections of query and token. Up to
-    `steps` tokens are read whose gates exceed `floor`, and the best in any case. The gate enters attention as log g on
+    `steps` tokens are read whose gates exceed `floor`, until the gates sum to `threshold`, and the best in any case;
+    for a model from scratch the threshold is by default too high to matter. The gate enters attention as log g on
     the token's key (`layout.token_bias`), so it is learnt by what the token is good for, in every block and behind any
     norm; a weight on the token itself would be divided out by the first LayerNorm. Ponder is the sum of the gates read.
 
@@ -31,9 +32,7 @@ class SelectiveReader(TapeReader):
 
     def __init__(self, width: int, reading: Reading, bank_size: int) -> None:
         super().__init__(width, reading, bank_size)
-        if not 0 < reading.floor < 1:
-            raise ValueError(f"floor is {reading.floor}; it must lie between 0 and 1, both excluded")
-        self.floor = reading.floor
+        self.set_floor(reading.floor)
         self.ask, self.answer = nn.Linear(width, reading.query_width), nn.Linear(width, reading.query_width, bias=False)
         self.open = nn.Parameter(torch.ones(()))  # at first a gate is 0.73 on average: all may be seen
         for layer in (self.ask, self.answer):
@@ -44,12 +43,11 @@ class SelectiveReader(TapeReader):
     def tokens_needed(reading: Reading) -> int:
         return reading.steps
 
-    def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
-        """`threshold` is the least gate worth reading: a higher one reads less."""
-        if threshold is not None and not 0 < threshold < 1:
-            raise ValueError(f"threshold is {threshold}; the least gate worth reading lies between 0 and 1")
-        super().set_budget(steps)
-        self.floor = self.reading.floor if threshold is None else threshold
+    def set_floor(self, floor: float | None = None) -> None:
+        """The least gate worth reading: a higher one reads less; no argument resets."""
+        floor = self.reading.floor if floor is None else floor
+        _check_floor(floor)
+        self.floor = floor
 
     def read(self, query: Tensor, bank: Tensor, taken: Tensor | None, key: Tensor | None = None) -> Tape:
         score = self._scores(query, bank)
@@ -58,7 +56,7 @@ class SelectiveReader(TapeReader):
         index = most_worth(score, self.steps)
         gate = score.gather(1, index).sigmoid()
         floor = self._drawn_floor(query, key) if self.training else self.floor
-        visible = gate > floor
+        visible = (gate > floor) & (_sum_before(gate) < self.threshold)
         visible = torch.cat([torch.ones_like(visible[:, :1]), visible[:, 1:]], 1)
         return Tape(
             tokens=take(bank, index) * visible[..., None],
@@ -78,6 +76,17 @@ class SelectiveReader(TapeReader):
         if key is None:
             return 2 * self.floor * torch.rand(like.shape[0], 1, device=like.device)
         return 2 * self.floor * uniform(keys_of(4, key), 1)
+
+
+def _sum_before(gate: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
+    """Of all gates ahead of each; cumsum has no fixed order on a GPU."""
+    ahead = torch.ones(gate.shape[1], gate.shape[1], device=gate.device, dtype=gate.dtype).tril(-1)
+    return (ahead * gate[:, None]).sum(-1)
+
+
+def _check_floor(floor: float) -> None:
+    if not 0 < floor < 1:
+        raise ValueError(f"floor is {floor}; it must lie between 0 and 1, both excluded")
 
 
 def most_worth(score: Float[Tensor, "b c"], k: int) -> Int[Tensor, "b k"]:

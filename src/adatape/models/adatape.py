@@ -239,7 +239,7 @@ def wrap(
     """
     check_backbone(vit)
     fields, own = split(options, READING_FIELDS)
-    reading = dataclasses.replace(reading or default_reading(bank), **fields)
+    reading = dataclasses.replace(reading or default_reading(bank), **_settled(fields, own.get("reader")))
     source = make_bank(bank, vit, patch, bank_size)
     if source is not bank:
         source.start_from(vit)
@@ -255,6 +255,12 @@ def make_bank(bank: BankName | Bank, vit: VisionTransformer, patch: int, bank_si
     if bank == "input":
         return InputBank(vit.embed_dim, patch=patch, image=vit.patch_embed.img_size, channels=vit.in_chans)
     raise ValueError(f"bank is {bank!r}; it must be 'input', 'learn' or an adatape.banks.Bank")
+
+
+def _settled(fields: dict[str, Any], reader: str | None) -> dict[str, Any]:
+    """Gates are at most 1: a selective reader's threshold of `steps` never ends a tape, unless one is given."""
+    never = {"threshold": float(fields.get("steps", Reading.steps)), "merge": 1}
+    return {**never, **fields} if reader == "selective" else fields
 
 
 def default_reading(bank: BankName | Bank, large: bool = False) -> Reading:
@@ -280,7 +286,8 @@ def build(
     if bank not in ("input", "learn"):
         raise ValueError(f"bank is {bank!r}; it must be 'input' or 'learn'")
     fields, options = split(options, READING_FIELDS)
-    reading = dataclasses.replace(default_reading(bank, large=options.get("depth", 12) > 12), **fields)
+    reading = default_reading(bank, large=options.get("depth", 12) > 12)
+    reading = dataclasses.replace(reading, **_settled(fields, reader))
     pooling: dict[str, Any] = {} if bank == "learn" else {"class_token": False, "global_pool": "avg", "fc_norm": False}
     blocks: dict[str, Any] = {"block_fn": TapeBlocksFrom(layer)} if "blocks" in tape_ffn else {}
     vit = VisionTransformer(**{**pooling, **blocks, **options})
