@@ -1,0 +1,245 @@
+"""Runs the experiments behind docs/results.md's image tables, several at once on one GPU, and keeps their small files.
+
+    python benchmarks/evidence.py results/evidence --only coarse --cifar10 data/cifar10 --cifar100 data/cifar100
+    python benchmarks/evidence.py results/evidence --only coarse --list          which runs, with their commands
+    python benchmarks/evidence.py results/evidence --table                       what has been found, as tables
+
+A run's folder keeps config, environment, metrics and result, its reading and its certainty for every test image
+(`images.npz`), and what it scores at smaller budgets (`budgets.json`). One that has a result is not run again, so the
+experiments can be spread over sessions. Small models leave a GPU idle: `--jobs` processes share it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from adatape.measure.budget import apply_budget, grid, look
+from adatape.measure.difficulty import spearman
+from adatape.measure.reading import collect
+from adatape.models.adatape import AdaTape
+from adatape.recipes import RECIPES
+from adatape.show.budget import test_batches
+from adatape.train.folder import load_run
+from adatape.train.run import run
+from adatape.train.stop import Stopped
+from adatape.train.sweep import value_of, with_fields
+
+KEPT = ("config.json", "env.json", "metrics.jsonl", "result.json")
+SEEDS = (0, 1, 2)
+SELECTIVE = "model.options.reader=selective"
+
+
+def is_field(name: str) -> bool:
+    """Of the experiment, where it is no keyword of the recipe."""
+    return "." in name or name == "ponder_weight"
+
+
+class Run(NamedTuple):
+    """One cell's share: a recipe, a system with keywords and dotted fields as in `adatape train --set`, a seed."""
+
+    recipe: str
+    name: str
+    words: str
+    seed: int
+
+    @property
+    def folder(self) -> str:
+        return f"{self.recipe}/{self.name}/seed-{self.seed}"
+
+    @property
+    def command(self) -> str:
+        system, *words = self.words.split()
+        keywords = [word for word in words if not is_field(word.partition("=")[0])]
+        fields = [word for word in words if is_field(word.partition("=")[0])]
+        given = " ".join(f"--{word.replace('_', '-').replace('=', ' ')}" for word in keywords)
+        sets = "".join(f" --set {field}" for field in fields)
+        return f"adatape train {self.recipe} --system {system} {given} --seed {self.seed}{sets}".replace("  ", " ")
+
+
+# Coarse input and a finer bank, where the tape is a real share of the sequence; ViTs of about the same cost beside it.
+COARSE = {
+    "plainvit-8": "plainvit patch=8",
+    "plainvit-4x8": "plainvit patch=8 model.options.patch_size=[4,8]",
+    "plainvit-4": "plainvit patch=4",
+    "adatape-paper": "adatape patch=8 bank_patch=4",
+    "adatape-16": "adatape patch=8 bank_patch=4 steps=16 threshold=4",
+    "selective-16": f"adatape patch=8 bank_patch=4 steps=16 {SELECTIVE} ponder_weight=0.001",
+    "selective-32": f"adatape patch=8 bank_patch=4 steps=32 {SELECTIVE} ponder_weight=0.001",
+    "selective-32-plain": (
+        f"adatape patch=8 bank_patch=4 steps=32 {SELECTIVE} model.options.tape_ffn=none ponder_weight=0.001"
+    ),
+    "selective-32-early": (
+        f"adatape patch=8 bank_patch=4 steps=32 {SELECTIVE} "
+        "model.options.tape_ffn=none model.options.layer=0 ponder_weight=0.001"
+    ),
+}
+# The paper's systems at the same patch, one recipe for all.
+SYSTEMS = {
+    name: f"{name} patch=4" for name in ("plainvit", "vit", "deit", "u2t", "uvit", "avit", "ponder", "ut", "vit3ffn")
+} | {"adatape-input": "adatape patch=4 bank_patch=2", "adatape-learn": "adatape-learn patch=4"}
+# What keeps lengths apart, and what the norm's scale does to them.
+LENGTH = {
+    f"adatape-scale-{scale:g}": f"adatape patch=8 bank_patch=4 model.options.norm_scale={scale:g}"
+    for scale in (0.3, 1.0, 3.0)
+} | {
+    f"adatape-lambda-{weight:g}": f"adatape patch=8 bank_patch=4 ponder_weight={weight:g}" for weight in (0, 0.001, 0.1)
+}
+PLANS = {"coarse": COARSE, "systems": SYSTEMS, "length": LENGTH}
+
+
+def planned(names: list[str], recipes: list[str], seeds: tuple[int, ...]) -> list[Run]:
+    cells = [cell for name in names for cell in PLANS[name].items()]
+    return [Run(recipe, name, words, seed) for seed, recipe, (name, words) in itertools.product(seeds, recipes, cells)]
+
+
+def carry_out(given: Run, data: str, extra: list[str], device: str, out: Path) -> None:
+    """Trains in a temporary folder, asks the trained model what it does with each image, and keeps the small files."""
+    system, *words = [*given.words.split(), *extra]
+    values = {name: value_of(value) for name, _, value in (word.partition("=") for word in words)}
+    fields = {name: value for name, value in values.items() if is_field(name)}
+    keywords = {name: value for name, value in values.items() if name not in fields}
+    experiment = with_fields(RECIPES[given.recipe](path=data, system=system, seed=given.seed, **keywords), fields)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "run"
+        run(experiment, folder, device, lambda _: None)
+        look_closer(folder, device)
+        target = out / given.folder
+        target.mkdir(parents=True, exist_ok=True)
+        for name in (*KEPT, "images.npz", "budgets.json"):
+            if (folder / name).is_file():
+                shutil.copy(folder / name, target / name)
+
+
+def look_closer(folder: Path, device: str) -> None:
+    experiment, model = load_run(folder)
+    model = model.to(device)
+    reads = collect(model, test_batches(experiment, None, torch.device(device)))
+    figures = {"certainty": reads.certainty.half().numpy(), "length": reads.length.to(torch.uint8).numpy()}
+    np.savez_compressed(folder / "images.npz", **figures)
+    if isinstance(model, AdaTape):
+        rows = []
+        for budget in grid(model):
+            apply_budget(model, budget)
+            seen = look(model, test_batches(experiment, None, torch.device(device)))
+            rows.append(
+                {
+                    **budget.__dict__,
+                    "accuracy": seen.right.float().mean().item(),
+                    "length_mean": seen.length.float().mean().item(),
+                    "gflops_mean": seen.macs.double().mean().item() / 1e9,
+                }
+            )
+        (folder / "budgets.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def work(arguments: argparse.Namespace, runs: list[Run]) -> None:
+    """Takes runs that nobody has taken, until none is left or the time is up."""
+    began = time.time()
+    for given in runs:
+        claim = Path(arguments.claims) / given.folder.replace("/", "+")
+        if (arguments.out / given.folder / "result.json").is_file() or time.time() - began > 60 * arguments.minutes:
+            continue
+        try:
+            claim.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        started = time.time()
+        try:
+            carry_out(given, getattr(arguments, given.recipe), arguments.set, arguments.device, arguments.out)
+            result = json.loads((arguments.out / given.folder / "result.json").read_text())
+            told = {name: round(result[name], 4) for name in ("accuracy", "length_mean", "gflops_mean")}
+        except (Exception, Stopped) as error:
+            told = f"{type(error).__name__}: {error}"[:300]
+        print(f"{given.folder} {time.time() - started:.0f} s {told}", flush=True)
+
+
+def results(out: Path) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+    """Every cell's recipe, name and results over seeds."""
+    for recipe in sorted(path for path in out.iterdir() if path.is_dir()):
+        for cell in sorted(recipe.iterdir()):
+            found = [json.loads(path.read_text()) for path in sorted(cell.glob("seed-*/result.json"))]
+            if found:
+                yield recipe.name, cell.name, found
+
+
+def table(out: Path) -> None:
+    print("| set | system | seeds | accuracy, % | GFLOPs mean | bound | tape, mean | parameters, M |")
+    print("|---|---|---|---|---|---|---|---|")
+    for recipe, name, found in results(out):
+        right = [100 * each["accuracy"] for each in found]
+        spread = f" ± {statistics.stdev(right):.2f}" if len(right) > 1 else ""
+        mean = {key: statistics.mean(each[key] for each in found) for key in ("gflops_mean", "gflops", "length_mean")}
+        print(
+            f"| {recipe} | {name} | {len(found)} | {statistics.mean(right):.2f}{spread} | {mean['gflops_mean']:.4f} | "
+            f"{mean['gflops']:.4f} | {mean['length_mean']:.1f} | {found[0]['parameters'] / 1e6:.2f} |"
+        )
+
+
+def difficulty(out: Path, plain: str) -> None:
+    """How far each cell's lengths follow the loss of a plain ViT on the same images, mean over its seeds."""
+    print(f"| set | system | seed | ρ of length with the loss of {plain} | 95 % interval | length, mean ± sd |")
+    print("|---|---|---|---|---|---|")
+    for recipe in sorted(path for path in out.iterdir() if (path / plain).is_dir()):
+        seen = [np.load(path)["certainty"] for path in sorted((recipe / plain).glob("seed-*/images.npz"))]
+        loss = -torch.from_numpy(np.stack(seen).astype(np.float64)).clamp(min=1e-4).log().mean(0)
+        for path in sorted(recipe.glob("*/seed-*/images.npz")):
+            length = torch.from_numpy(np.load(path)["length"].astype(np.int64))
+            if length.max() == 0:
+                continue
+            found, spread = spearman(length, loss), f"{length.double().mean():.1f} ± {length.double().std():.1f}"
+            cell = f"{path.parent.parent.name} | {path.parent.name[5:]}"
+            print(f"| {recipe.name} | {cell} | {found.rho:.3f} | {found.low:.3f} to {found.high:.3f} | {spread} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", nargs="+", choices=list(PLANS), default=list(PLANS))
+    parser.add_argument("--recipes", nargs="+", default=["cifar100"])
+    parser.add_argument("--names", nargs="+", help="of cells, where not all are wanted")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--cifar10", default="data/cifar10")
+    parser.add_argument("--cifar100", default="data/cifar100")
+    parser.add_argument("--set", nargs="*", default=[], help="keywords and fields for every run, as in epochs=60")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=60, help="after which no run begins")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--difficulty", metavar="CELL", help="a plain ViT's, whose loss says how hard an image is")
+    parser.add_argument("--claims", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    runs = planned(arguments.only, arguments.recipes, tuple(arguments.seeds))
+    runs = [given for given in runs if not arguments.names or given.name in arguments.names]
+    if arguments.difficulty:
+        difficulty(arguments.out, arguments.difficulty)
+    elif arguments.table:
+        table(arguments.out)
+    elif arguments.list:
+        print("\n".join(f"{given.folder:40} {given.command}" for given in runs))
+    elif arguments.claims:
+        work(arguments, runs)
+    else:
+        with tempfile.TemporaryDirectory() as claims:
+            command = [sys.executable, *sys.argv, "--claims", claims]
+            for worker in [subprocess.Popen(command) for _ in range(arguments.jobs)]:
+                worker.wait()
+        table(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

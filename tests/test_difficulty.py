@@ -1,0 +1,45 @@
+"""Rank correlation: of order alone, with ties shared, and an interval that means what it says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from adatape.measure.difficulty import ranks, spearman
+
+
+def test_equals_share_the_mean_of_their_places() -> None:
+    assert ranks(torch.tensor([5.0, 1.0, 5.0, 7.0])).tolist() == [1.5, 0.0, 1.5, 3.0]
+
+
+def test_only_order_counts() -> None:
+    x = torch.randn(200)
+    assert spearman(x.exp(), x).rho == pytest.approx(1)
+    assert spearman(-x.exp(), x).rho == pytest.approx(-1)
+
+
+def test_it_is_scipy_s_also_with_ties() -> None:
+    length, loss = torch.randint(3, 9, (500,)), torch.rand(500)
+    assert spearman(length, loss).rho == pytest.approx(spearmanr(length.numpy(), loss.numpy()).statistic, abs=1e-9)
+
+
+def test_the_interval_holds_a_known_correlation_about_as_often_as_it_says() -> None:
+    held = 0
+    for seed in range(40):
+        draw = torch.Generator().manual_seed(seed)
+        x, noise = torch.randn(300, generator=draw), torch.randn(300, generator=draw)
+        found = spearman(x, noise, seed)
+        held += found.low <= 0 <= found.high
+    assert held >= 33
+
+
+def test_a_length_that_never_varies_has_no_correlation() -> None:
+    assert math.isnan(spearman(torch.full((50,), 3), torch.rand(50)).rho)
+
+
+def test_sides_of_different_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="spent has shape"):
+        spearman(torch.rand(5), torch.rand(6))
