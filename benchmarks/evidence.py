@@ -33,6 +33,7 @@ from adatape.measure.reading import collect
 from adatape.models.adatape import AdaTape
 from adatape.recipes import RECIPES
 from adatape.show.budget import test_batches
+from adatape.show.transfer import print_fewshot
 from adatape.train.folder import load_run
 from adatape.train.run import run
 from adatape.train.stop import Stopped
@@ -40,6 +41,7 @@ from adatape.train.sweep import value_of, with_fields
 
 KEPT = ("config.json", "env.json", "metrics.jsonl", "result.json")
 SEEDS = (0, 1, 2)
+SHOTS, L2 = (1, 5, 10, 25), (1024.0,)
 SELECTIVE = "model.options.reader=selective"
 
 
@@ -106,7 +108,7 @@ def planned(names: list[str], recipes: list[str], seeds: tuple[int, ...]) -> lis
     return [Run(recipe, name, words, seed) for seed, recipe, (name, words) in itertools.product(seeds, recipes, cells)]
 
 
-def carry_out(given: Run, data: str, extra: list[str], device: str, out: Path) -> None:
+def carry_out(given: Run, data: str, extra: list[str], fewshot: list[str], device: str, out: Path) -> None:
     """Trains in a temporary folder, asks the trained model what it does with each image, and keeps the small files."""
     system, *words = [*given.words.split(), *extra]
     values = {name: value_of(value) for name, _, value in (word.partition("=") for word in words)}
@@ -117,9 +119,10 @@ def carry_out(given: Run, data: str, extra: list[str], device: str, out: Path) -
         folder = Path(temporary) / "run"
         run(experiment, folder, device, lambda _: None)
         look_closer(folder, device)
+        learn_from_few(folder, fewshot, device)
         target = out / given.folder
         target.mkdir(parents=True, exist_ok=True)
-        for name in (*KEPT, "images.npz", "budgets.json"):
+        for name in (*KEPT, "images.npz", "budgets.json", "fewshot.json"):
             if (folder / name).is_file():
                 shutil.copy(folder / name, target / name)
 
@@ -146,6 +149,13 @@ def look_closer(folder: Path, device: str) -> None:
         (folder / "budgets.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
+def learn_from_few(folder: Path, sets: list[str], device: str) -> None:
+    """Few-shot accuracy on other sets of images, each a folder of arrays."""
+    if sets:
+        found = {Path(on).name: print_fewshot(folder, on, SHOTS, SEEDS, L2, device)["summary"] for on in sets}
+        (folder / "fewshot.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
 def work(arguments: argparse.Namespace, runs: list[Run]) -> None:
     """Takes runs that nobody has taken, until none is left or the time is up."""
     began = time.time()
@@ -159,7 +169,8 @@ def work(arguments: argparse.Namespace, runs: list[Run]) -> None:
             continue
         started = time.time()
         try:
-            carry_out(given, getattr(arguments, given.recipe), arguments.set, arguments.device, arguments.out)
+            data = getattr(arguments, given.recipe)
+            carry_out(given, data, arguments.set, arguments.fewshot, arguments.device, arguments.out)
             result = json.loads((arguments.out / given.folder / "result.json").read_text())
             told = {name: round(result[name], 4) for name in ("accuracy", "length_mean", "gflops_mean")}
         except (Exception, Stopped) as error:
@@ -214,6 +225,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--cifar10", default="data/cifar10")
     parser.add_argument("--cifar100", default="data/cifar100")
+    parser.add_argument("--fewshot", nargs="*", default=[], help="folders of arrays to learn from few images of")
     parser.add_argument("--set", nargs="*", default=[], help="keywords and fields for every run, as in epochs=60")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--jobs", type=int, default=3)
