@@ -20,17 +20,13 @@ from adatape.train.folder import environment
 from adatape.train.journal import lines_of
 from adatape.train.run import run
 from adatape.train.stop import Stopped
-from adatape.train.sweep import value_of, with_fields
+from adatape.train.sweep import experiment_of
 
 FIGURES = ("accuracy", "loss", "length_mean", "length_var", "gflops_mean", "seconds")
 
 
 def carry_out(text: str, recipe: str, data: str, device: str) -> dict[str, Any]:
-    system, *words = text.split()
-    given = {name: value_of(value) for name, _, value in (word.partition("=") for word in words)}
-    fields = {name: value for name, value in given.items() if "." in name or name in ("ponder_weight", "loss")}
-    keywords = {name: value for name, value in given.items() if name not in fields}
-    experiment = with_fields(RECIPES[recipe](path=data, system=system, **keywords), fields)
+    experiment = experiment_of(RECIPES[recipe], text, path=data)
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "run"
         try:

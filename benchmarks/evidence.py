@@ -37,17 +37,12 @@ from adatape.show.transfer import print_fewshot
 from adatape.train.folder import load_run
 from adatape.train.run import run
 from adatape.train.stop import Stopped
-from adatape.train.sweep import value_of, with_fields
+from adatape.train.sweep import experiment_of, worded
 
 KEPT = ("config.json", "env.json", "metrics.jsonl", "result.json")
 SEEDS = (0, 1, 2)
 SHOTS, L2 = (1, 5, 10, 25), (1024.0,)
 SELECTIVE = "model.options.reader=selective"
-
-
-def is_field(name: str) -> bool:
-    """Of the experiment, where it is no keyword of the recipe."""
-    return "." in name or name == "ponder_weight"
 
 
 class Run(NamedTuple):
@@ -64,11 +59,9 @@ class Run(NamedTuple):
 
     @property
     def command(self) -> str:
-        system, *words = self.words.split()
-        keywords = [word for word in words if not is_field(word.partition("=")[0])]
-        fields = [word for word in words if is_field(word.partition("=")[0])]
-        given = " ".join(f"--{word.replace('_', '-').replace('=', ' ')}" for word in keywords)
-        sets = "".join(f" --set {field}" for field in fields)
+        system, keywords, fields = worded(RECIPES[self.recipe], self.words)
+        given = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in keywords.items())
+        sets = "".join(f" --set {word}" for word in self.words.split() if word.partition("=")[0] in fields)
         return f"adatape train {self.recipe} --system {system} {given} --seed {self.seed}{sets}".replace("  ", " ")
 
 
@@ -110,11 +103,8 @@ def planned(names: list[str], recipes: list[str], seeds: tuple[int, ...]) -> lis
 
 def carry_out(given: Run, data: str, extra: list[str], fewshot: list[str], device: str, out: Path) -> None:
     """Trains in a temporary folder, asks the trained model what it does with each image, and keeps the small files."""
-    system, *words = [*given.words.split(), *extra]
-    values = {name: value_of(value) for name, _, value in (word.partition("=") for word in words)}
-    fields = {name: value for name, value in values.items() if is_field(name)}
-    keywords = {name: value for name, value in values.items() if name not in fields}
-    experiment = with_fields(RECIPES[given.recipe](path=data, system=system, seed=given.seed, **keywords), fields)
+    text = " ".join([given.words, *extra])
+    experiment = experiment_of(RECIPES[given.recipe], text, path=data, seed=given.seed)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
         run(experiment, folder, device, lambda _: None)

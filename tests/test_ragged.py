@@ -66,7 +66,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
         called.append(bounds)
         return one_by_one(q, k, v, bounds, longest)
 
-    monkeypatch.setattr(ragged, "takes_varlen", lambda _q, _v: True)
+    monkeypatch.setattr(ragged, "has_fast_path", lambda _q, _v: True)
     monkeypatch.setattr(ragged, "varlen", counted)
     return called
 
@@ -101,7 +101,7 @@ def test_tail_attention_is_masked_attention_with_its_gradients(lengths: list[int
     expected = with_gradients(q, k, v, key_mask(visible), visible)
     assert_same(with_gradients(q, k, v, Tail(visible), visible), expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged, "takes_varlen", lambda _q, _v: True)
+        patch.setattr(ragged, "has_fast_path", lambda _q, _v: True)
         patch.setattr(ragged, "varlen", one_by_one)
         assert_same(with_gradients(q, k, v, Tail(visible), visible), expected)
 
@@ -125,7 +125,7 @@ def test_packed_attention_is_masked_attention_with_its_gradients(lengths: list[i
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
         assert_same(with_gradients(q, k, v, Packed(held), whole), expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged, "takes_varlen", lambda _q, _v: True)
+        patch.setattr(ragged, "has_fast_path", lambda _q, _v: True)
         patch.setattr(ragged, "varlen", one_by_one)
         assert_same(with_gradients(q, k, v, Packed(held), whole), expected)
 
@@ -133,7 +133,7 @@ def test_packed_attention_is_masked_attention_with_its_gradients(lengths: list[i
 @pytest.mark.parametrize("half", [True, False])
 def test_what_hidden_rows_hold_changes_nothing(half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are hidden by a bias, as in half precision on a GPU, or by a mask."""
-    monkeypatch.setattr(ragged, "takes_varlen", lambda _q, _v: half)
+    monkeypatch.setattr(ragged, "has_fast_path", lambda _q, _v: half)
     visible = visible_of([3, 6, 1], extra=2)
     q, k, v = (x.detach() for x in heads(3, 8))
     huge = [torch.where(visible[:, None, :, None], x, 1e30 * torch.randn_like(x)) for x in (q, k, v)]
@@ -155,7 +155,7 @@ def test_a_bias_hides_what_is_hidden_and_each_sample_s_begins_at_a_multiple_of_e
 def test_nothing_is_copied_on_the_way_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = heads(1, 10)
     given_to_kernel: list[Tensor] = []
-    monkeypatch.setattr(ragged, "takes_varlen", lambda _q, _v: True)
+    monkeypatch.setattr(ragged, "has_fast_path", lambda _q, _v: True)
     monkeypatch.setattr(ragged, "varlen", lambda *x: given_to_kernel.extend(x[:3]) or x[0])
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=Packed(packing(visible_of([3, 6, 1]))))
     assert [x.data_ptr() for x in given_to_kernel] == [x.data_ptr() for x in (q, k, v)]

@@ -18,6 +18,7 @@ from adatape.recipes.imagenet import deit, imagenet, plainvit, pretrain
 from adatape.recipes.systems import System
 from adatape.train.loop import Trainer
 from adatape.train.optim import Stepper, rate_at
+from adatape.train.sweep import experiment_of
 
 OF_IMAGES = [name for name in RECIPES if not name.startswith("parity")]
 
@@ -169,3 +170,15 @@ def test_pretrained_weights_come_from_a_file(arrays: str, tmp_path: Path) -> Non
     wrapped = Trainer(dataclasses.replace(experiment, model=model)).model
     assert torch.equal(wrapped.vit.blocks[0].attn.qkv.weight, vit.blocks[0].attn.qkv.weight)
     assert wrapped.num_classes == 4
+
+
+def test_words_are_keywords_of_the_recipe_or_fields_of_its_experiment() -> None:
+    text = (
+        "adatape patch=8 bank_patch=4 ponder_weight=0.5 model.options.patch_size=[4,8] model.options.reader=selective"
+    )
+    said = experiment_of(RECIPES["cifar100"], text, path="data", seed=3)
+    assert (said.seed, said.ponder_weight) == (3, 0.5)
+    assert said.model.options["patch_size"] == [4, 8]
+    assert (said.model.options["bank_patch"], said.model.options["reader"]) == (4, "selective")
+    with pytest.raises(ValueError, match="petch is no field"):
+        experiment_of(RECIPES["cifar100"], "adatape petch=8", path="data")

@@ -12,9 +12,10 @@ import timm
 import torch
 
 from adatape import cli
+from adatape.config import Bench
 from adatape.measure.sides import How, Mode, build_side, feeder, input_shape, let_nothing_halt, loss_of
 from adatape.measure.speed import Side, compare, interleaved, ratios, repeats_within, rotated, spread
-from adatape.show.bench import Asked, groups_of, merged, print_bench, read_rows, reference_of, spec_of
+from adatape.show.bench import groups_of, merged, print_bench, read_rows, reference_of, spec_of
 from adatape.show.pictures.speed import draw_speed
 
 VIT = "vit_tiny_patch16_224:img_size=32,depth=1"
@@ -174,15 +175,15 @@ def test_the_reference_is_the_vit_of_the_same_size_and_patch(model: str, referen
 
 
 def test_models_with_one_reference_are_timed_together() -> None:
-    asked = Asked((TAPE, f"{TAPE},bank=learn", "deit_small_patch16_224"), batch=(1, 4), mode=("train",))
-    groups = groups_of(asked, "cpu")
+    models = (TAPE, f"{TAPE},bank=learn", "deit_small_patch16_224")
+    groups = groups_of(models, Bench(batch=(1, 4), mode=("train",)), "cpu")
     assert [(group.how.batch, len(group.models)) for group in groups] == [(1, 2), (1, 1), (4, 2), (4, 1)]
     assert {(group.how.precision, group.how.compile, group.how.graphs) for group in groups} == {("fp32", "none", False)}
 
 
 def test_on_a_gpu_small_inference_is_replayed_as_a_graph() -> None:
-    asked = Asked((TAPE,), batch=(8, 64))
-    chosen = {(group.how.mode, group.how.batch): group.how for group in groups_of(asked, "cuda")}
+    groups = groups_of((TAPE,), Bench(batch=(8, 64)), "cuda")
+    chosen = {(group.how.mode, group.how.batch): group.how for group in groups}
     assert [at for at, how in chosen.items() if how.graphs] == [("inference", 8)]
     assert {(how.precision, how.compile) for how in chosen.values()} == {("bf16", "default")}
 
@@ -203,9 +204,9 @@ def test_a_table_can_be_measured_in_parts_and_drawn_from_its_file(
 ) -> None:
     out, plot = tmp_path / "new" / "speed.json", tmp_path / "speed.png"
     for batch in (1, 2):
-        asked = Asked((TAPE,), batch=(batch,), mode=("inference",), device="cpu", rounds=2, seconds=0.001)
-        print_bench(asked, out)
-    print_bench(Asked((TAPE,), device="cpu", rounds=0), out, plot)
+        asked = Bench(batch=(batch,), mode=("inference",), device="cpu", rounds=2, seconds=0.001)
+        print_bench((TAPE,), asked, out)
+    print_bench((TAPE,), Bench(device="cpu", rounds=0), out, plot)
     written = json.loads(out.read_text())
     assert set(written) == {"environment", "settings", "rows"}
     assert [each["batch"] for each in written["rows"]] == [1, 2]
@@ -238,8 +239,7 @@ def test_the_verb_measures_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_every_other_system_of_the_paper_can_be_named() -> None:
     names = tuple(f"{name}_tiny_patch16_224:img_size=32" for name in OTHERS)
-    asked = Asked(names, batch=(1,), device="cpu", rounds=1, seconds=0.001)
-    rows = print_bench(asked)["rows"]
+    rows = print_bench(names, Bench(batch=(1,), device="cpu", rounds=1, seconds=0.001))["rows"]
     assert [(each["model"], each["error"]) for each in rows if each["error"] or not each["ratio"]] == []
     assert len(rows) == 2 * len(OTHERS)
 
@@ -254,8 +254,8 @@ def test_what_fails_is_a_row_with_its_error(
         return build_side(name, options, how)
 
     monkeypatch.setattr("adatape.show.bench.build_side", built)
-    asked = Asked((TAPE, "deit_tiny_patch16_224"), VIT, (1,), ("train",), "cpu", rounds=1, seconds=0.001)
-    tape, deit = print_bench(asked)["rows"]
+    asked = Bench(VIT, (1,), ("train",), "cpu", rounds=1, seconds=0.001)
+    tape, deit = print_bench((TAPE, "deit_tiny_patch16_224"), asked)["rows"]
     said = capsys.readouterr().out
     assert "OutOfMemoryError: no room" in said
     assert "OutOfMemoryError: no room" in tape["error"]
@@ -270,8 +270,8 @@ def test_what_fails_is_a_row_with_its_error(
 
 
 def test_a_model_without_a_formula_has_a_time_and_no_flops() -> None:
-    asked = Asked(("resnet10t",), "resnet10t", (1,), ("inference",), "cpu", rounds=1, seconds=0.001)
-    [only] = print_bench(asked)["rows"]
+    asked = Bench("resnet10t", (1,), ("inference",), "cpu", rounds=1, seconds=0.001)
+    [only] = print_bench(("resnet10t",), asked)["rows"]
     assert (only["gflops"], only["flops_ratio"], only["error"]) == (None, None, None)
     assert only["ratio"] > 0
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from adatape.config import Experiment, TapeFFN
+from adatape.config import Bench, Experiment, TapeFFN
 from adatape.recipes import RECIPES
 
 
@@ -267,18 +267,8 @@ def cost(
 
 
 def bench(
+    how: Annotated[Bench, tyro.conf.arg(name="")],
     models: tyro.conf.Positional[tuple[str, ...]] = (),
-    against: str | None = None,
-    batch: tuple[int, ...] | None = None,
-    mode: tuple[Literal["train", "inference"], ...] = ("train", "inference"),
-    device: str = "auto",
-    precision: Literal["auto", "fp32", "bf16"] = "auto",
-    compile: Literal["auto", "none", "default", "max-autotune"] = "auto",
-    graphs: Literal["auto", "on", "off"] = "auto",
-    rounds: int = 7,
-    seconds: float = 0.5,
-    data: bool = False,
-    full_tape: bool = True,
     out: Path | None = None,
     plot: Path | None = None,
     json: bool = False,
@@ -286,26 +276,15 @@ def bench(
     """Time models against their reference, in turns and in one process; FLOPs and memory beside.
 
     Args:
+        how: what is timed, and how long
         models: names, with options as in adatape_base_patch16_224:bank=learn; default AdaTape with both banks
-        against: the reference; default the plain ViT of each model's size and patch
-        batch: images per call; default 1 8 64 256, on a CPU 1 16
-        mode: train is a whole step, inference a forward pass
-        device: cpu, cuda, or auto
-        precision: auto is bf16 by autocast on a GPU, fp32 on a CPU
-        compile: how torch.compile is used; auto is default on a GPU, none on a CPU
-        graphs: replay calls as CUDA graphs; auto does so for inference of at most 8 images
-        rounds: turns that every side gets; 0 shows what the file of --out holds
-        seconds: length of one turn
-        data: begin each call with bytes on the host, and crop and flip them for training
-        full_tape: let nothing halt early, so that times belong to the FLOPs beside them
         out: JSON file of results, to which rows are added
         plot: PNG file, speed against FLOPs of all rows of the results
         json: print one JSON object as the last line
     """
-    from adatape.show.bench import Asked, print_bench
+    from adatape.show.bench import print_bench
 
-    asked = Asked(models, against, batch, mode, device, precision, compile, graphs, rounds, seconds, data, full_tape)
-    _print_json(print_bench(asked, out, plot), json)
+    _print_json(print_bench(models, how, out, plot), json)
 
 
 def sweep(
@@ -375,8 +354,7 @@ VERBS: dict[str, Callable[..., None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    given = _with_kind(given)
+    given = _with_kind(list(sys.argv[1:] if arguments is None else arguments))
     try:
         tyro.extras.subcommand_cli_from_dict(
             VERBS,

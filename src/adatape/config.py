@@ -79,6 +79,34 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class Bench:
+    """How models are timed against their reference."""
+
+    against: str | None = None
+    """the reference; default the plain ViT of each model's size and patch"""
+    batch: tuple[int, ...] | None = None
+    """images per call; default 1 8 64 256, on a CPU 1 16"""
+    mode: tuple[Literal["train", "inference"], ...] = ("train", "inference")
+    """train is a whole step, inference a forward pass"""
+    device: str = "auto"
+    """cpu, cuda, or auto"""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto is bf16 by autocast on a GPU, fp32 on a CPU"""
+    compile: Literal["auto", "none", "default", "max-autotune"] = "auto"
+    """how torch.compile is used; auto is default on a GPU, none on a CPU"""
+    graphs: Literal["auto", "on", "off"] = "auto"
+    """replay calls as CUDA graphs; auto does so for inference of at most 8 images"""
+    rounds: int = 7
+    """turns that every side gets; 0 shows what the file of --out holds"""
+    seconds: float = 0.5
+    """length of one turn"""
+    data: bool = False
+    """begin each call with bytes on the host, and crop and flip them for training"""
+    full_tape: bool = True
+    """let nothing halt early, so that times belong to the FLOPs beside them"""
+
+
+@dataclass(frozen=True)
 class SequenceModel:
     """A Transformer on symbols; `reading` shows them only through a tape, `universal` repeats one block."""
 

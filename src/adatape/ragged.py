@@ -32,12 +32,12 @@ class Ragged(ABC):
         """The mask, True where a query sees a key."""
 
     @abstractmethod
-    def apart(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of each sequence to itself, by the kernel that takes many of them in one row."""
+    def fast(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of each sequence to itself, as a GPU does it best in half precision."""
 
     @abstractmethod
     def masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        """The same, where that kernel does not run."""
+        """The same, anywhere and with any options."""
 
     @classmethod
     def __torch_function__(
@@ -64,7 +64,7 @@ class Tail(Ragged):
     def mask(self) -> Bool[Tensor, "b 1 1 n"]:
         return key_mask(self.visible)
 
-    def apart(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def fast(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=aligned_bias(self.visible, q.dtype))
 
     def masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -82,7 +82,7 @@ class Packed(Ragged):
         sample = self._places() // self.longest
         return (sample[:, None] == sample)[None, None]
 
-    def apart(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def fast(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return _unflat(varlen(_flat(q), _flat(k), _flat(v), self.bounds, self.longest), 1)
 
     def masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -130,8 +130,8 @@ def varlen(
     return attended
 
 
-def takes_varlen(q: Tensor, v: Tensor) -> bool:
-    """Whether `varlen` has a kernel for heads of this device, type and width."""
+def has_fast_path(q: Tensor, v: Tensor) -> bool:
+    """Whether a fast kernel takes heads of this device, type and width."""
     if not (q.is_cuda and v.dtype in HALF):
         return False
     return q.shape[-1] == v.shape[-1] <= 256 and q.shape[-1] % 8 == 0 and _has_flash(q.device.index)
@@ -143,9 +143,9 @@ def _has_flash(device: int) -> bool:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Ragged, **options: Any) -> Tensor:
-    if any(options.values()) or not takes_varlen(q, v):  # dropout, a scale: what the kernel does not do
+    if any(options.values()) or not has_fast_path(q, v):  # dropout, a scale: what the kernel does not do
         return attn_mask.masked(q, k, v, **options)
-    return attn_mask.apart(q.to(v.dtype), k.to(v.dtype), v)  # autocast leaves normed queries and keys in float32
+    return attn_mask.fast(q.to(v.dtype), k.to(v.dtype), v)  # autocast leaves normed queries and keys in float32
 
 
 def _flat(x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b*n h d"]:

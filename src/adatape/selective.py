@@ -90,9 +90,5 @@ def _check_floor(floor: float) -> None:
 
 
 def most_worth(score: Float[Tensor, "b c"], k: int) -> Int[Tensor, "b k"]:
-    """As `atr.highest`, by one sort of integers that hold score and place: k may be large here."""
-    score = score.detach().float()
-    bits = torch.where(score == 0, 0.0, score).view(torch.int32)  # -0 and 0 are equal, their bits are not
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    place = 0x7FFFFFFF - torch.arange(score.shape[1], device=score.device)
-    return 0x7FFFFFFF - (((ordered.long() << 32) | place).topk(k).values & 0x7FFFFFFF)
+    """As `atr.highest`, by one sort that leaves equals in their order: k may be large here."""
+    return score.detach().sort(descending=True, stable=True).indices[:, :k]

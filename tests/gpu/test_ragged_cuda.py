@@ -12,7 +12,7 @@ import adatape.models  # noqa: F401  registers the models
 from adatape.graph import captured
 from adatape.layout import key_mask, pack, packing, unpack
 from adatape.models import AdaTape, AViT
-from adatape.ragged import Packed, Tail, takes_varlen
+from adatape.ragged import Packed, Tail, has_fast_path
 from adatape.records import Output
 
 pytestmark = [
@@ -81,7 +81,7 @@ def test_tail_attention_is_masked_attention_in_float32_with_its_gradients(shape:
     visible = visible_of(16, n)
     qkv, gradient = heads(16, n, h, d, dtype)
     gradient = gradient * visible[:, None, :, None]  # nobody looks at hidden rows
-    assert takes_varlen(qkv[:, :, 0].transpose(1, 2), qkv[:, :, 0].transpose(1, 2))
+    assert has_fast_path(qkv[:, :, 0].transpose(1, 2), qkv[:, :, 0].transpose(1, 2))
     ours = attend(qkv, Tail(visible), gradient)
     theirs = attend(qkv.float(), key_mask(visible), gradient.float())
     seen = visible[:, None, :, None].expand_as(theirs[0])

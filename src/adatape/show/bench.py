@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +15,14 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
+from adatape.config import Bench
 from adatape.measure.cost import cost, total
 from adatape.measure.sides import How, Mode, build_side, clear
 from adatape.measure.speed import Outcome, compare, ratios, spread
-from adatape.show.catalogue import _create
+from adatape.show.catalogue import create
 from adatape.show.terminal import TABLE, pick_device, progress_bar
 from adatape.train.folder import environment, write
+from adatape.train.sweep import value_of
 
 REFERENCE = "reference"
 BANKS = (":bank=learn", ":bank=input")
@@ -40,26 +41,13 @@ class Spec(NamedTuple):
     options: dict[str, Any]
 
     def __str__(self) -> str:
-        given = ",".join(f"{key}={value}" for key, value in self.options.items())
+        given = ",".join(f"{key}={_written(value)}" for key, value in self.options.items())
         return f"{self.name}:{given}" if given else self.name
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What to measure, as the command line says it."""
-
-    models: tuple[str, ...] = ()
-    against: str | None = None
-    batch: tuple[int, ...] | None = None
-    mode: tuple[Mode, ...] = ("train", "inference")
-    device: str = "auto"
-    precision: str = "auto"
-    compile: str = "auto"
-    graphs: str = "auto"
-    rounds: int = 7
-    seconds: float = 0.5
-    data: bool = False
-    full_tape: bool = True
+def _written(value: Any) -> str:
+    """As `value_of` reads it."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 class Group(NamedTuple):
@@ -70,13 +58,15 @@ class Group(NamedTuple):
     models: tuple[Spec, ...]
 
 
-def print_bench(asked: Asked, out: Path | None = None, plot: Path | None = None) -> dict[str, Any]:
+def print_bench(
+    models: Sequence[str], asked: Bench, out: Path | None = None, plot: Path | None = None
+) -> dict[str, Any]:
     """Measures, and writes after every group, so that what is stopped keeps what it has; 0 rounds only show a file."""
     _check(asked)
     device = pick_device(asked.device)
-    groups, rows = groups_of(asked, device), read_rows(out)
+    groups, rows = groups_of(models, asked, device), read_rows(out)
     gflops = {str(spec): _gflops(spec) for group in groups for spec in (group.reference, *group.models)}
-    settings = {**vars(asked), "device": device}
+    settings = {**vars(asked), "models": list(models), "device": device}
     found, mine = environment(device), []
     for row in _measured(groups if asked.rounds else [], asked, gflops):
         mine.append(row | {name: found[name] for name in ("hardware", "torch", "commit", "date")})
@@ -98,7 +88,7 @@ def _draw(path: Path, rows: Sequence[Row]) -> Path | None:
     return draw_speed(path, rows)
 
 
-def _check(asked: Asked) -> None:
+def _check(asked: Bench) -> None:
     smallest = min(asked.batch or (1,))
     for name, value, least in (("rounds", asked.rounds, 0), ("batch", smallest, 1)):
         if value < least:
@@ -107,32 +97,32 @@ def _check(asked: Asked) -> None:
         raise ValueError(f"seconds is {asked.seconds}; it must be positive")
 
 
-def groups_of(asked: Asked, device: str) -> list[Group]:
+def groups_of(models: Sequence[str], asked: Bench, device: str) -> list[Group]:
     """Modes by batches by references; auto means bf16, compiled and small batches as graphs on a GPU, else none."""
     on_gpu = torch.device(device).type == "cuda"
     if asked.graphs == "on" and not on_gpu:
         raise ValueError(f"graphs is 'on' and device {device!r}; CUDA graphs need a CUDA GPU")
     default = tuple(f"adatape_{'base' if on_gpu else 'tiny'}_patch16_224{bank}" for bank in BANKS)
     by_reference: dict[str, tuple[Spec, list[Spec]]] = {}
-    for spec in dict.fromkeys(asked.models or default):
+    for spec in dict.fromkeys(models or default):
         model = spec_of(spec)
         reference = reference_of(model, asked.against)
         by_reference.setdefault(str(reference), (reference, []))[1].append(model)
     sizes = asked.batch or ((1, 8, 64, 256) if on_gpu else (1, 16))
     return [
-        Group(_how(asked, device, mode, size), reference, tuple(models))
+        Group(_how(asked, device, mode, size), reference, tuple(compared))
         for mode, size in itertools.product(asked.mode, sizes)
-        for reference, models in by_reference.values()
+        for reference, compared in by_reference.values()
     ]
 
 
-def _how(asked: Asked, device: str, mode: Mode, batch: int) -> How:
+def _how(asked: Bench, device: str, mode: Mode, batch: int) -> How:
     on_gpu = torch.device(device).type == "cuda"
     precision = ("bf16" if on_gpu else "fp32") if asked.precision == "auto" else asked.precision
     compiled = ("default" if on_gpu else "none") if asked.compile == "auto" else asked.compile
     small = on_gpu and mode == "inference" and batch <= GRAPHS_UP_TO
     graphs = small if asked.graphs == "auto" else asked.graphs == "on"
-    return How(mode, batch, device, precision, compiled, graphs, asked.data, asked.full_tape)  # type: ignore[arg-type]
+    return How(mode, batch, device, precision, compiled, graphs, asked.data, asked.full_tape)
 
 
 def spec_of(text: str) -> Spec:
@@ -142,16 +132,9 @@ def spec_of(text: str) -> Spec:
     wrong = [key for key, equals, value in pairs if not (key and equals and value)]
     if wrong:
         raise ValueError(f"model is {text!r}; its options must read name:option=value,option=value")
-    spec = Spec(name, {key: _value(value) for key, _, value in pairs})
-    _create(spec.name, **spec.options)
+    spec = Spec(name, {key: value_of(value) for key, _, value in pairs})
+    create(spec.name, **spec.options)
     return spec
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return {"True": True, "False": False}.get(text, text)
 
 
 def reference_of(model: Spec, against: str | None) -> Spec:
@@ -167,12 +150,12 @@ def reference_of(model: Spec, against: str | None) -> Spec:
 
 def _gflops(spec: Spec) -> float | None:
     try:
-        return total(cost(_create(spec.name, **spec.options))).macs / 1e9
+        return total(cost(create(spec.name, **spec.options))).macs / 1e9
     except TypeError:  # a model of timm's that is no ViT
         return None
 
 
-def _measured(groups: Sequence[Group], asked: Asked, gflops: dict[str, float | None]) -> Iterator[Row]:
+def _measured(groups: Sequence[Group], asked: Bench, gflops: dict[str, float | None]) -> Iterator[Row]:
     with progress_bar() as bar:
         task = bar.add_task("bench", total=sum(len(group.models) + 2 for group in groups), note="")
         for group in groups:
@@ -183,7 +166,7 @@ def _measured(groups: Sequence[Group], asked: Asked, gflops: dict[str, float | N
                 yield row
 
 
-def _outcomes(group: Group, asked: Asked, note: Callable[[str], None], advance: Callable[[], None]) -> Any:
+def _outcomes(group: Group, asked: Bench, note: Callable[[str], None], advance: Callable[[], None]) -> Any:
     how = group.how
     named = {REFERENCE: group.reference} | {str(model): model for model in group.models}
     builders = {key: functools.partial(build_side, *spec, how) for key, spec in named.items()}

@@ -20,7 +20,7 @@ from adatape.show.terminal import TABLE
 
 def print_cost(name: str, classes: int, tape: int | None, **options: str | None) -> dict[str, Any]:
     given = {key: value for key, value in options.items() if value is not None}
-    model = _create(name, num_classes=classes, **given)
+    model = create(name, num_classes=classes, **given)
     parts = cost(model, tape)
     table = Table("part", "parameters (M)", "GFLOPs", "share", title=_cost_title(name, given, model, tape), **TABLE)
     whole = total(parts)
@@ -48,7 +48,7 @@ def _print_registered(typical: bool) -> dict[str, Any]:
     table = Table(Column("model", no_wrap=True), "options", "adapts", "M", "GFLOPs (bound)", *spent, **TABLE)
     for name in sorted(default_cfgs):
         for options in ({"bank": "input"}, {"bank": "learn"}) if name.startswith("adatape") else ({},):
-            model = _create(name, **options)
+            model = create(name, **options)
             whole, label = total(cost(model)), " ".join([name, *options.values()])
             rows[label] = {"parameters": whole.parameters, "gflops": whole.macs / 1e9, "adapts": adapts(model)}
             shown = " ".join(f"{key}={value}" for key, value in options.items())
@@ -68,7 +68,7 @@ def _print_paper() -> dict[str, Any]:
     rows: dict[str, Any] = {}
     table = Table(Column("system", no_wrap=True), "adapts", "M", "paper", "GFLOPs", "paper", "÷ ours", **TABLE)
     for row in ROWS:
-        model = _create(row.model, **row.options)
+        model = create(row.model, **row.options)
         whole = total(cost(model))
         millions, gflops = whole.parameters / 1e6, whole.macs / 1e9
         rows[row.label] = {"parameters": whole.parameters, "gflops": gflops, "paper": row._asdict()}
@@ -96,7 +96,7 @@ def adapts(model: torch.nn.Module) -> str:
     return kinds.get(type(model), "–")
 
 
-def _create(name: str, **options: Any) -> torch.nn.Module:
+def create(name: str, **options: Any) -> torch.nn.Module:
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=5, cutoff=0.0)
         raise ValueError(f"{name} is not a model; near matches: {', '.join(near)}")

@@ -1,10 +1,12 @@
-"""A sweep: one experiment run for every combination of some of its fields."""
+"""Experiments from text: every combination of some fields, or a run in a few words."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from adatape.config import Experiment, from_dict, to_dict
 
@@ -36,6 +38,28 @@ def with_fields(experiment: Experiment, fields: dict[str, Any]) -> Experiment:
             raise ValueError(f"{name} is no field of this experiment; it has {known}")
         place[last] = value
     return from_dict(Experiment, values)
+
+
+class Worded(NamedTuple):
+    """A run in a few words: a system, then keywords of a recipe and fields of its experiment, as name=value."""
+
+    system: str
+    keywords: dict[str, Any]
+    fields: dict[str, Any]
+
+
+def worded(recipe: Callable[..., Experiment], text: str) -> Worded:
+    """What the recipe takes itself is a keyword, anything else a field."""
+    system, *words = text.split()
+    values = {name: value_of(value) for name, _, value in (word.partition("=") for word in words)}
+    taken = inspect.signature(recipe).parameters
+    keywords = {name: value for name, value in values.items() if name in taken}
+    return Worded(system, keywords, {name: value for name, value in values.items() if name not in taken})
+
+
+def experiment_of(recipe: Callable[..., Experiment], text: str, **given: Any) -> Experiment:
+    system, keywords, fields = worded(recipe, text)
+    return with_fields(recipe(system=system, **given, **keywords), fields)
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:
