@@ -1,0 +1,64 @@
+"""What reading takes by itself: 10 tokens of 5 merged each, from banks of several sizes, for several batches.
+
+python benchmarks/reader.py results/speed/reader.json                          on a GPU, replayed as CUDA graphs
+python benchmarks/reader.py /tmp/reader.json --device cpu --batch 1 --width 192        anywhere
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from adatape.banks import Bank, InputBank, LearnedBank
+from adatape.config import Reading
+from adatape.graph import WARM_UP_CALLS, captured
+from adatape.measure.speed import repeats_within, seconds_per_call
+from adatape.reader import TapeReader
+from adatape.train.folder import environment
+
+ROUNDS, SECONDS = 9, 0.05
+
+
+def microseconds(bank: Bank, width: int, batch: int, device: str) -> float:
+    """Median over rounds; every row reads all its tokens."""
+    bank, on_gpu = bank.to(device), device == "cuda"
+    reader = TapeReader(width, Reading(steps=10, merge=5, threshold=10.0), bank.size).to(device).eval()
+    query, images = torch.randn(batch, width, device=device), torch.randn(batch, 3, 224, 224, device=device)
+
+    def read(query: Tensor, images: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=on_gpu):
+            return (reader(query, bank.open(images)).tokens,)
+
+    call = captured(read) if on_gpu else read
+    for _ in range(WARM_UP_CALLS + 1):
+        call(query, images)
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
+    repeats = repeats_within(lambda: call(query, images), SECONDS, wait)
+    return 1e6 * statistics.median(seconds_per_call(lambda: call(query, images), repeats, wait) for _ in range(ROUNDS))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 256])
+    parser.add_argument("--device", default="cuda")
+    arguments = parser.parse_args()
+    width, rows = arguments.width, []
+    banks = {f"learnable, {size:,}": LearnedBank(size, width) for size in (10_000, 100_000)}
+    for name, bank in {**banks, "input, 784": InputBank(width)}.items():
+        for batch in arguments.batch:
+            took = microseconds(bank, width, batch, arguments.device)
+            rows.append({"bank": name, "width": width, "batch": batch, "microseconds": round(took, 1)})
+            print(f"{name:20} batch {batch:4} {took:10.1f} µs", flush=True)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps({"environment": environment(arguments.device), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
