@@ -73,7 +73,7 @@ def avit_sides(arguments: argparse.Namespace) -> tuple[Sides, float]:
             x = block(x)
         return x
 
-    with context(arguments):
+    with torch.no_grad(), context(arguments):
         left = tokens_per_layer(model._removing(tokens, no_visit).steps.weight)
     sides = {
         "padded": partial(model._masking, tokens, no_visit),
@@ -84,7 +84,7 @@ def avit_sides(arguments: argparse.Namespace) -> tuple[Sides, float]:
 
 
 def ready(model: nn.Module, arguments: argparse.Namespace) -> Any:
-    model = model.to(arguments.device).eval().requires_grad_(False)
+    model = model.to(arguments.device).eval()  # with gradients asked for, autocast casts a weight once and keeps it
     if arguments.compile:
         for block in model.vit.blocks:
             block.compile(dynamic=True)
@@ -97,7 +97,7 @@ def context(arguments: argparse.Namespace) -> Any:
 
 def measure(sides: Sides, tokens: float, arguments: argparse.Namespace) -> dict[str, Any]:
     synchronize = torch.cuda.synchronize if arguments.device == "cuda" else lambda: None
-    with torch.inference_mode(), context(arguments):
+    with torch.no_grad(), context(arguments):
         for call in sides.values():
             for _ in range(arguments.warm_up):
                 call()
@@ -130,6 +130,9 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     arguments, results = parse(), []
+    said = {key: value for key, value in vars(arguments).items() if key != "out"}
+    record = {"environment": environment(arguments.device), "arguments": said, "results": results}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     cases = {f"tape, {share} %": partial(tape_sides, arguments, *shape) for share, shape in SHARES.items()}
     cases["A-ViT"] = partial(avit_sides, arguments)
     for mode in arguments.modes:
@@ -144,10 +147,7 @@ def main() -> None:
                 f"law {found['law_to_padded']:.3f}  (to unmasked {found['law_to_unmasked']:.3f})",
                 flush=True,
             )
-    said = {key: value for key, value in vars(arguments).items() if key not in ("out", "compile")}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    record = {"environment": environment(arguments.device), "arguments": said, "results": results}
-    arguments.out.write_text(json.dumps(record, indent=2) + "\n")
+            arguments.out.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

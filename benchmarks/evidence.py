@@ -1,6 +1,7 @@
 """Runs the experiments behind docs/results.md's image tables, several at once on one GPU, and keeps their small files.
 
     python benchmarks/evidence.py results/evidence --only coarse --cifar10 data/cifar10 --cifar100 data/cifar100
+    python benchmarks/evidence.py results/tried --only tried --set validate_on=0.1 --short      what was chosen from
     python benchmarks/evidence.py results/evidence --only coarse --list          which runs, with their commands
     python benchmarks/evidence.py results/evidence --table                       what has been found, as tables
 
@@ -82,6 +83,26 @@ COARSE = {
         "model.options.tape_ffn=none model.options.layer=0 ponder_weight=0.001"
     ),
 }
+# What was tried before anything was chosen, on 5,000 held-out training images (`--set validate_on=0.1`).
+FINER, PLAIN = "adatape patch=8 bank_patch=4", "model.options.tape_ffn=none"
+TRIED = {
+    "plainvit-8": "plainvit patch=8",
+    "plainvit-4x8": "plainvit patch=8 model.options.patch_size=[4,8]",
+    "plainvit-4-depth-4": "plainvit patch=4 model.options.depth=4",
+    "plainvit-4-depth-6": "plainvit patch=4 model.options.depth=6",
+    "plainvit-4": "plainvit patch=4",
+    "adatape-paper": FINER,
+    "selective-32": f"{FINER} steps=32 {SELECTIVE} ponder_weight=0.001",
+    "selective-32-plain": f"{FINER} steps=32 {SELECTIVE} {PLAIN} ponder_weight=0.001",
+    "selective-32-early": f"{FINER} steps=32 {SELECTIVE} {PLAIN} model.options.layer=0 ponder_weight=0.001",
+    "selective-32-free": f"{FINER} steps=32 {SELECTIVE} {PLAIN} ponder_weight=0",
+    "selective-32-dear": f"{FINER} steps=32 {SELECTIVE} {PLAIN} ponder_weight=0.01",
+    "selective-64-plain": f"{FINER} steps=64 {SELECTIVE} {PLAIN} ponder_weight=0.001",
+    "selective-64-early": f"{FINER} steps=64 {SELECTIVE} {PLAIN} model.options.layer=0 ponder_weight=0.001",
+    "selective-64-dear": f"{FINER} steps=64 {SELECTIVE} {PLAIN} ponder_weight=0.01",
+    "selective-64-late": f"{FINER} steps=64 {SELECTIVE} {PLAIN} model.options.layer=3 ponder_weight=0.001",
+    "selective-64-deep": f"{FINER} steps=64 {SELECTIVE} {PLAIN} model.options.depth=6 ponder_weight=0.001",
+}
 # The paper's systems at the same patch, one recipe for all.
 SYSTEMS = {
     name: f"{name} patch=4" for name in ("plainvit", "vit", "deit", "u2t", "uvit", "avit", "ponder", "ut", "vit3ffn")
@@ -93,7 +114,7 @@ LENGTH = {
 } | {
     f"adatape-lambda-{weight:g}": f"adatape patch=8 bank_patch=4 ponder_weight={weight:g}" for weight in (0, 0.001, 0.1)
 }
-PLANS = {"coarse": COARSE, "systems": SYSTEMS, "length": LENGTH}
+PLANS = {"tried": TRIED, "coarse": COARSE, "systems": SYSTEMS, "length": LENGTH}
 
 
 def planned(names: list[str], recipes: list[str], seeds: tuple[int, ...]) -> list[Run]:
@@ -101,16 +122,17 @@ def planned(names: list[str], recipes: list[str], seeds: tuple[int, ...]) -> lis
     return [Run(recipe, name, words, seed) for seed, recipe, (name, words) in itertools.product(seeds, recipes, cells)]
 
 
-def carry_out(given: Run, data: str, extra: list[str], fewshot: list[str], device: str, out: Path) -> None:
+def carry_out(given: Run, arguments: argparse.Namespace) -> None:
     """Trains in a temporary folder, asks the trained model what it does with each image, and keeps the small files."""
-    text = " ".join([given.words, *extra])
+    text, data = " ".join([given.words, *arguments.set]), getattr(arguments, given.recipe)
     experiment = experiment_of(RECIPES[given.recipe], text, path=data, seed=given.seed)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
-        run(experiment, folder, device, lambda _: None)
-        look_closer(folder, device)
-        learn_from_few(folder, fewshot, device)
-        target = out / given.folder
+        run(experiment, folder, arguments.device, lambda _: None)
+        if not arguments.short:
+            look_closer(folder, arguments.device)
+            learn_from_few(folder, arguments.fewshot, arguments.device)
+        target = arguments.out / given.folder
         target.mkdir(parents=True, exist_ok=True)
         for name in (*KEPT, "images.npz", "budgets.json", "fewshot.json"):
             if (folder / name).is_file():
@@ -159,20 +181,29 @@ def work(arguments: argparse.Namespace, runs: list[Run]) -> None:
             continue
         started = time.time()
         try:
-            data = getattr(arguments, given.recipe)
-            carry_out(given, data, arguments.set, arguments.fewshot, arguments.device, arguments.out)
-            result = json.loads((arguments.out / given.folder / "result.json").read_text())
+            carry_out(given, arguments)
+            result = found_in(arguments.out / given.folder)
             told = {name: round(result[name], 4) for name in ("accuracy", "length_mean", "gflops_mean")}
         except (Exception, Stopped) as error:
             told = f"{type(error).__name__}: {error}"[:300]
         print(f"{given.folder} {time.time() - started:.0f} s {told}", flush=True)
 
 
+def found_in(folder: Path) -> dict[str, Any]:
+    """A run's result; of one that held images out its score on those, since nobody chooses by the test set."""
+    result = json.loads((folder / "result.json").read_text())
+    if json.loads((folder / "config.json").read_text())["data"].get("validate_on") is None:
+        return result
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    last = [line for line in lines if line.get("kind") == "validation"][-1]
+    return result | {name: last[name] for name in ("accuracy", "length_mean", "length_var")}
+
+
 def results(out: Path) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
     """Every cell's recipe, name and results over seeds."""
     for recipe in sorted(path for path in out.iterdir() if path.is_dir()):
         for cell in sorted(recipe.iterdir()):
-            found = [json.loads(path.read_text()) for path in sorted(cell.glob("seed-*/result.json"))]
+            found = [found_in(path.parent) for path in sorted(cell.glob("seed-*/result.json"))]
             if found:
                 yield recipe.name, cell.name, found
 
@@ -209,7 +240,7 @@ def difficulty(out: Path, plain: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", nargs="+", choices=list(PLANS), default=list(PLANS))
+    parser.add_argument("--only", nargs="+", choices=list(PLANS), default=list(PLANS)[1:])
     parser.add_argument("--recipes", nargs="+", default=["cifar100"])
     parser.add_argument("--names", nargs="+", help="of cells, where not all are wanted")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
@@ -220,6 +251,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=60, help="after which no run begins")
+    parser.add_argument("--short", action="store_true", help="keep what training gives, and look no closer")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--difficulty", metavar="CELL", help="a plain ViT's, whose loss says how hard an image is")

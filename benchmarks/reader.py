@@ -1,6 +1,6 @@
 """What reading takes by itself: 10 tokens of 5 merged each, from banks of several sizes, for several batches.
 
-python benchmarks/reader.py results/speed/reader.json                          on a GPU, replayed as CUDA graphs
+python benchmarks/reader.py results/speed/reader.json                   on a GPU, compiled, replayed as CUDA graphs
 python benchmarks/reader.py /tmp/reader.json --device cpu --batch 1 --width 192        anywhere
 """
 
@@ -30,16 +30,21 @@ def microseconds(bank: Bank, width: int, batch: int, device: str) -> float:
     reader = TapeReader(width, Reading(steps=10, merge=5, threshold=10.0), bank.size).to(device).eval()
     query, images = torch.randn(batch, width, device=device), torch.randn(batch, 3, 224, 224, device=device)
 
-    def read(query: Tensor, images: Tensor) -> tuple[Tensor, ...]:
+    def tokens(query: Tensor, images: Tensor) -> Tensor:
+        return reader(query, bank.open(images)).tokens
+
+    compiled = torch.compile(tokens, dynamic=False) if on_gpu else tokens  # as inside a compiled model
+
+    def read() -> tuple[Tensor, ...]:
         with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=on_gpu):
-            return (reader(query, bank.open(images)).tokens,)
+            return (compiled(query, images),)
 
     call = captured(read) if on_gpu else read
     for _ in range(WARM_UP_CALLS + 1):
-        call(query, images)
+        call()
     wait = torch.cuda.synchronize if on_gpu else lambda: None
-    repeats = repeats_within(lambda: call(query, images), SECONDS, wait)
-    return 1e6 * statistics.median(seconds_per_call(lambda: call(query, images), repeats, wait) for _ in range(ROUNDS))
+    repeats = repeats_within(call, SECONDS, wait)
+    return 1e6 * statistics.median(seconds_per_call(call, repeats, wait) for _ in range(ROUNDS))
 
 
 def main() -> None:

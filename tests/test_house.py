@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "adatape"
 ORDER = [
     {"config"},
     {"records"},
-    {"atr", "act", "layout", "ragged", "keyed", "graph"},
+    {"atr", "act", "layout", "ragged", "keyed", "graph", "patches"},
     {"banks", "kernels", "reader", "selective", "ablation"},
     {"encoder"},
     {"models"},

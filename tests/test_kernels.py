@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from adatape.atr import retrace
-from adatape.banks import InputBank, LearnedBank, Whole, affine_keys, normed, raw_patches
+from adatape.banks import InputBank, LearnedBank, Whole, affine_keys, normed
 from adatape.config import Reading
 from adatape.kernels import find as find_module
 from adatape.kernels import weigh
-from adatape.kernels.find import Found, find
+from adatape.kernels.find import Rule, find
 from adatape.reader import TapeReader
 from adatape.records import Tape
 
@@ -30,7 +30,7 @@ needs_interpreter = pytest.mark.skipif(
 )
 
 
-def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, int, float, int, float, bool]:
+def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, Rule]:
     """Any of what a reader may be asked: sizes beside every block's, equal keys, hidden tokens, thresholds."""
     draw = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -41,30 +41,57 @@ def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, int, float, int, flo
     keys = keys[..., torch.randint(c, (c,), generator=generator), :] if draw.random() < 0.5 else keys
     taken = torch.rand(b, c, generator=generator) < 0.1 if draw.random() < 0.5 else None
     query = draw.choice((0.0, 1.0, 1.0, 30.0)) * torch.randn(b, h, generator=generator)
-    return query, keys, taken, steps, draw.choice((0.3, 1.0, 2.0, 1e9)), merge, draw.choice((1.0, h**0.5)), seed % 3 > 0
+    rule = Rule(steps, draw.choice((0.3, 1.0, 2.0, 1e9)), merge, draw.choice((1.0, h**0.5)), seed % 3 > 0)
+    return query, keys, taken, rule
 
 
 @needs_interpreter
 @pytest.mark.parametrize("seed", range(30))
 def test_the_kernel_finds_what_the_definition_finds(seed: int) -> None:
     given = case(seed)
-    ours, theirs = Found(*find_module.launched(*given)), Found(*find_module._by_definition(*given))
+    ours, theirs = find_module.launched(*given), find_module.by_definition(*given)
     assert torch.equal(ours.index, theirs.index)
     assert torch.equal(ours.mask, theirs.mask)
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-6)
 
 
 @needs_interpreter
+@pytest.mark.parametrize("seed", range(30))
+def test_all_steps_at_once_find_what_the_definition_finds(seed: int) -> None:
+    """One tile for each row: the interpreter runs programs one after another, so none could wait for a later one."""
+    query, keys, taken, rule = case(seed)
+    query, keys = query[:, :64].contiguous(), keys[..., :128, :64].contiguous()
+    taken, rule = None if taken is None else taken[:, :128], rule._replace(merge=min(rule.merge, 8))
+    given = (query, keys, taken, rule)
+    ours, theirs = find_module.at_once(*given, tokens=128), find_module.by_definition(*given)
+    assert torch.equal(ours.index, theirs.index)
+    assert torch.equal(ours.mask, theirs.mask)
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "width", "merge", "tokens"),
+    [(1, 10_000, 64, 5, 128), (1, 784, 64, 5, 64), (8, 784, 64, 5, 64), (16, 784, 64, 5, 128), (64, 784, 64, 5, None),
+     (2, 10_000, 64, 5, None), (1, 100, 65, 5, None), (1, 100, 64, 33, None)],
+)  # fmt: skip
+def test_only_what_runs_all_at_the_same_time_is_found_at_once(
+    batch: int, size: int, width: int, merge: int, tokens: int | None
+) -> None:
+    """One program on each processor is always possible; more would be a question of registers."""
+    assert find_module.tile_at_once((batch, width), (size, width), merge, processors=132) == tokens
+
+
+@needs_interpreter
 def test_the_lowest_place_wins_a_tie_in_the_kernel() -> None:
     keys = torch.ones(300, 16)
-    index, _, _ = find_module.launched(torch.ones(2, 16), keys, None, 3, 1e9, 5, 4.0, True)
+    index, _, _ = find_module.launched(torch.ones(2, 16), keys, None, Rule(3, 1e9, 5, 4.0, True))
     assert torch.equal(index, torch.arange(15).view(3, 5).expand(2, 3, 5))
 
 
 @needs_interpreter
 def test_minus_zero_and_zero_tie() -> None:
     keys = torch.tensor([[-0.0], [0.0], [-1.0], [0.0]]) * torch.ones(1, 16)
-    index, _, _ = find_module.launched(torch.ones(1, 16), keys, None, 1, 1e9, 3, 4.0, True)
+    index, _, _ = find_module.launched(torch.ones(1, 16), keys, None, Rule(1, 1e9, 3, 4.0, True))
     assert index.flatten().tolist() == [0, 1, 3]
 
 
@@ -72,7 +99,7 @@ def test_minus_zero_and_zero_tie() -> None:
 def test_the_kernel_leaves_what_it_was_given() -> None:
     query, keys, taken = torch.randn(3, 16), torch.randn(60, 16), torch.rand(3, 60) < 0.2
     before = query.clone(), keys.clone(), taken.clone()
-    find_module.launched(query, keys, taken, 3, 2.0, 4, 4.0, True)
+    find_module.launched(query, keys, taken, Rule(3, 2.0, 4, 4.0, True))
     assert all(torch.equal(now, then) for now, then in zip((query, keys, taken), before, strict=True))
 
 
@@ -188,12 +215,6 @@ def test_keys_of_an_image_need_no_token_in_full(patch: int) -> None:
     torch.testing.assert_close(opened.take(index), Whole(tokens).take(index), rtol=1e-4, atol=1e-4)
 
 
-def test_raw_patches_are_what_a_convolution_sees() -> None:
-    conv, images = torch.nn.Conv2d(3, 5, 4, 4), torch.randn(2, 3, 8, 12)
-    seen = torch.nn.functional.linear(raw_patches(images, 4), conv.weight.flatten(1), conv.bias)
-    torch.testing.assert_close(seen, conv(images).flatten(2).transpose(1, 2))
-
-
 def test_affine_keys_stay_finite_where_a_token_is_constant() -> None:
     keys = affine_keys(torch.zeros(1, 2, 3), torch.randn(8, 3), torch.zeros(2, 8), torch.nn.LayerNorm(8), 4)
     assert keys.isfinite().all()
@@ -210,7 +231,7 @@ def test_a_reader_that_finds_compiles_in_full(kind: str) -> None:
 
 def test_what_is_found_needs_no_gradient() -> None:
     found = find(
-        torch.randn(2, 8, requires_grad=True), torch.randn(30, 8, requires_grad=True), None, 3, 2.0, 2, 1.0, True
+        torch.randn(2, 8, requires_grad=True), torch.randn(30, 8, requires_grad=True), None, Rule(3, 2.0, 2, 1.0, True)
     )
     assert not any(part.requires_grad for part in found)
 

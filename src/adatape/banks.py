@@ -12,10 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from timm.layers import PatchEmbed, lecun_normal_, resample_abs_pos_embed, trunc_normal_
+from timm.layers import lecun_normal_, resample_abs_pos_embed, trunc_normal_
 from torch import Tensor, nn
 
 from adatape.atr import take, wide
+from adatape.patches import PatchRows, matmul_dtype, raw_patches
 
 
 class Whole:
@@ -96,7 +97,7 @@ class InputBank(Bank):
         if patch < 1 or height % patch or breadth % patch:
             raise ValueError(f"bank patch is {patch}; it must divide the image size {height} × {breadth}")
         self.patch = patch
-        self.h1 = PatchEmbed((height, breadth), patch, channels, width)
+        self.h1 = PatchRows((height, breadth), patch, channels, width)
         self.size = self.h1.num_patches
         self.pos_embed = nn.Parameter(torch.randn(1, self.size, width) * 0.02)
         self.h2 = nn.Linear(width, width)
@@ -144,7 +145,7 @@ class Patches(Whole):
 
     def __init__(self, bank: InputBank, images: Float[Tensor, "b ch height width"]) -> None:
         self.bank, self.images, self.size = bank, images, bank.size
-        self.raw = raw_patches(images, bank.patch).to(matmul_dtype(images))
+        self.raw = raw_patches(images, bank.h1.patch_size).to(matmul_dtype(images))
 
     def all(self) -> Float[Tensor, "b c d"]:
         return self.bank(self.images)
@@ -193,18 +194,6 @@ def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
     """Behind a norm, in float32 or better."""
     x = wide(x)
     return F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
-
-
-def raw_patches(images: Float[Tensor, "b ch height width"], patch: int) -> Float[Tensor, "b c p"]:
-    """Each patch's pixels in the order in which a convolution's weight flattens."""
-    split = images.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))
-    return split.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-
-
-def matmul_dtype(x: Tensor) -> torch.dtype:
-    """What autocast, where it is on, would turn a matmul's argument into."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def _positions(vit: Any) -> Float[Tensor, "1 n d"] | None:

@@ -18,7 +18,7 @@ from adatape.atr import Choose, highest, ponder_of, read_tape, weighted_sum, wid
 from adatape.banks import Whole, normed
 from adatape.config import Choice, Reading
 from adatape.graph import exporting
-from adatape.kernels.find import find
+from adatape.kernels.find import Rule, find
 from adatape.kernels.weigh import weigh
 from adatape.keyed import keys_of, normal, uniform
 from adatape.layout import hide_beyond
@@ -115,23 +115,13 @@ class TapeReader(nn.Module):
     def read_found(self, query: Float[Tensor, "b d"], bank: Whole, taken: Bool[Tensor, "b c"] | None) -> Tape:
         reading, h = self.reading, self.reading.query_width
         temperature = h**0.5 if reading.temperature is None else reading.temperature
-        average = reading.update == "average"
-        keys = bank.keys(None if isinstance(self.norm, nn.Identity) else self.norm, h)
-        found = find(
-            query[:, :h],
-            keys,
-            taken,
-            self.steps,
-            self.threshold,
-            reading.merged,
-            temperature,
-            average,
-        )
+        rule = Rule(self.steps, self.threshold, reading.merged, temperature, reading.update == "average")
+        found = find(query[:, :h], bank.keys(None if isinstance(self.norm, nn.Identity) else self.norm, h), taken, rule)
         tokens = bank.take(found.index.clamp(min=0))
         with torch.autocast(query.device.type, enabled=False):
             tokens, weight, length = self._norm(tokens), found.weight, found.mask.sum(-1)
             if torch.is_grad_enabled():
-                weight = weigh(query[:, :h], tokens[..., :h], weight, length, temperature, average)
+                weight = weigh(query[:, :h], tokens[..., :h], weight, length, temperature, rule.average)
             return Tape(
                 tokens=weighted_sum(weight, tokens),
                 mask=found.mask,

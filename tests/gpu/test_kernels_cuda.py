@@ -18,7 +18,7 @@ from adatape.banks import InputBank, LearnedBank
 from adatape.config import Reading
 from adatape.kernels import find as find_module
 from adatape.kernels import weigh
-from adatape.kernels.find import Found
+from adatape.kernels.find import Rule
 from adatape.reader import TapeReader
 from adatape.records import Tape
 
@@ -31,11 +31,12 @@ assert adatape.models
 
 @pytest.fixture(autouse=True)
 def _float32_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN's convolutions round to ten bits otherwise, and differently in another batch."""
+    """Convolutions, and products once anything has trained, round to ten bits otherwise, each batch differently."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.set_float32_matmul_precision("highest")
 
 
-def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, int, float, int, float, bool]:
+def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, Rule]:
     draw = random.Random(seed)
     generator = torch.Generator("cuda").manual_seed(seed)
     b, h, steps = draw.choice((1, 7, 16, 33, 130)), draw.choice((64, 64, 100, 1024)), draw.randint(1, 10)
@@ -48,32 +49,54 @@ def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, int, float, int, flo
         keys = keys.bfloat16().float()
     taken = torch.rand(b, c, generator=generator, device="cuda") < 0.1 if draw.random() < 0.5 else None
     query = draw.choice((0.0, 1.0, 1.0, 30.0)) * torch.randn(b, h, generator=generator, device="cuda")
-    return query, keys, taken, steps, draw.choice((0.3, 1.0, 2.0, 1e9)), merge, draw.choice((1.0, h**0.5)), seed % 3 > 0
+    rule = Rule(steps, draw.choice((0.3, 1.0, 2.0, 1e9)), merge, draw.choice((1.0, h**0.5)), seed % 3 > 0)
+    return query, keys, taken, rule
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_kernel_finds_what_the_definition_finds(seed: int) -> None:
     given = case(seed)
-    ours, theirs = Found(*find_module.launched(*given)), Found(*find_module._by_definition(*given))
+    ours, theirs = find_module.launched(*given), find_module.by_definition(*given)
     assert torch.equal(ours.index, theirs.index)
     assert torch.equal(ours.mask, theirs.mask)
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_all_steps_at_once_find_what_the_definition_finds(seed: int) -> None:
+    """Programs that wait for one another, with 1 to 128 of them for a row."""
+    draw = random.Random(seed)
+    b, own, steps, merge = draw.choice((1, 1, 2, 5)), seed % 2 == 0, draw.randint(1, 10), draw.choice((1, 2, 5, 16))
+    c, h = max(steps * merge, draw.choice((60, 784, 1003, 3200 if b > 1 else 10_000))), draw.choice((5, 64, 64))
+    keys = torch.randn(*((b,) if own else ()), c, h, device="cuda")
+    keys = keys[..., torch.randint(c, (c,), device="cuda"), :] if draw.random() < 0.5 else keys
+    taken = torch.rand(b, c, device="cuda") < 0.01 if draw.random() < 0.3 and c > 2 * steps * merge else None
+    rule = Rule(steps, draw.choice((0.3, 2.0, 1e9)), merge, draw.choice((1.0, h**0.5)), seed % 3 > 0)
+    given = (torch.randn(b, h, device="cuda"), keys.contiguous(), taken, rule)
+    tokens = find_module.tile_at_once((b, h), keys.shape, merge, 132)
+    assert tokens is not None
+    theirs = find_module.by_definition(*given)
+    for _ in range(20):  # who comes first changes
+        ours = find_module.at_once(*given, tokens)
+        assert torch.equal(ours.index, theirs.index)
+        assert torch.equal(ours.mask, theirs.mask)
+        torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(("own", "c"), [(False, 100_003), (False, 10_000), (True, 784)])
 def test_large_banks_read_as_the_definition_reads(own: bool, c: int) -> None:
     query, keys = torch.randn(64, 64, device="cuda"), torch.randn(*((64,) if own else ()), c, 64, device="cuda")
-    given = (query, keys, None, 10, 2.0, 5, 8.0, True)
-    assert torch.equal(find_module.launched(*given)[0], find_module._by_definition(*given)[0])
+    given = (query, keys, None, Rule(10, 2.0, 5, 8.0, True))
+    assert torch.equal(find_module.launched(*given)[0], find_module.by_definition(*given)[0])
 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_row_finds_the_same_alone_as_in_a_batch(own: bool) -> None:
     query, keys = torch.randn(40, 64, device="cuda"), torch.randn(*((40,) if own else ()), 1003, 64, device="cuda")
-    together = find_module.launched(query, keys, None, 10, 2.0, 5, 8.0, True)
+    together = find_module.launched(query, keys, None, Rule(10, 2.0, 5, 8.0, True))
     for row in range(0, 40, 7):
         one = slice(row, row + 1)
-        alone = find_module.launched(query[one], keys[one] if own else keys, None, 10, 2.0, 5, 8.0, True)
+        alone = find_module.launched(query[one], keys[one] if own else keys, None, Rule(10, 2.0, 5, 8.0, True))
         for mine, theirs in zip(alone, together, strict=True):
             assert torch.equal(mine, theirs[one])
 

@@ -27,8 +27,9 @@ LAYOUTS: dict[str, dict] = {"padded": {"packed": False}, "packed": {}, "buckets"
 
 @pytest.fixture(autouse=True)
 def _float32_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN's convolutions otherwise round the patch embedding, differently for each batch size."""
+    """Otherwise the patch embedding is rounded to ten bits, differently for each batch size."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.set_float32_matmul_precision("highest")
 
 
 def draw(seed: int = 0) -> torch.Generator:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from adatape.atr import read_tape
-from adatape.config import Update
 
 HAS_TRITON = find_spec("triton") is not None
+
+
+class Rule(NamedTuple):
+    """How Algorithm 2 reads."""
+
+    steps: int
+    threshold: float
+    merge: int
+    temperature: float
+    average: bool  # of query and what was read, else the latter replaces the former
 
 
 class Found(NamedTuple):
@@ -27,14 +37,10 @@ def find(
     query: Float[Tensor, "b h"],
     keys: Float[Tensor, "c h"] | Float[Tensor, "b c h"],
     taken: Bool[Tensor, "b c"] | None,
-    steps: int,
-    threshold: float,
-    merge: int,
-    temperature: float,
-    average: bool,
+    rule: Rule,
 ) -> Found:
     """In float32 keys of the query's width; no gradient passes."""
-    return Found(*_find(query.detach(), keys.detach(), taken, steps, threshold, merge, temperature, average))
+    return Found(*_find(query.detach(), keys.detach(), taken, *rule))
 
 
 SCHEMA = (
@@ -44,85 +50,75 @@ SCHEMA = (
 
 
 @torch.library.custom_op("adatape::find", mutates_args=(), schema=SCHEMA)
-def _find(
-    query: Tensor,
-    keys: Tensor,
-    taken: Tensor | None,
-    steps: int,
-    threshold: float,
-    merge: int,
-    temperature: float,
-    average: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    given = (query, keys, taken, steps, threshold, merge, temperature, average)
-    return launched(*given) if query.is_cuda and HAS_TRITON else _by_definition(*given)
+def _find(query: Tensor, keys: Tensor, taken: Tensor | None, *rule: Any) -> tuple[Tensor, ...]:
+    how = launched if query.is_cuda and HAS_TRITON else by_definition
+    return tuple(how(query, keys, taken, Rule(*rule)))
 
 
 @_find.register_fake
-def _(
-    query: Tensor, keys: Tensor, taken: Tensor | None, steps: int, threshold: float, merge: int, *_: object
-) -> object:
-    b = query.shape[0]
-    index = query.new_empty(b, steps, merge, dtype=torch.int64)
-    return index, query.new_empty(b, steps, merge, dtype=torch.float32), index.new_empty(b, steps, dtype=torch.bool)
+def _(query: Tensor, keys: Tensor, taken: Tensor | None, *rule: Any) -> tuple[Tensor, ...]:
+    return tuple(_unfilled(query, Rule(*rule)))
 
 
-def _by_definition(
-    query: Tensor,
-    keys: Tensor,
-    taken: Tensor | None,
-    steps: int,
-    threshold: float,
-    merge: int,
-    temperature: float,
-    average: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    update: Update = "average" if average else "replace"
+def by_definition(query: Tensor, keys: Tensor, taken: Tensor | None, rule: Rule) -> Found:
     tape = read_tape(
-        query, keys, steps, threshold, merge, query.shape[1], taken, update, temperature=temperature, check=False
+        query,
+        keys,
+        rule.steps,
+        rule.threshold,
+        rule.merge,
+        query.shape[1],
+        taken,
+        "average" if rule.average else "replace",
+        temperature=rule.temperature,
+        check=False,
     )
-    return tape.index, tape.weight, tape.mask
+    return Found(tape.index, tape.weight, tape.mask)
 
 
 def launched(
     query: Float[Tensor, "b h"],
     keys: Float[Tensor, "c h"] | Float[Tensor, "b c h"],
     taken: Bool[Tensor, "b c"] | None,
-    steps: int,
-    threshold: float,
-    merge: int,
-    temperature: float,
-    average: bool,
-) -> tuple[Int[Tensor, "b t k"], Float[Tensor, "b t k"], Bool[Tensor, "b t"]]:
-    """By Triton: two launches a step, nothing waits for the GPU, so a CUDA graph can hold it."""
+    rule: Rule,
+) -> Found:
+    """By Triton; nothing waits for the GPU, so a CUDA graph can hold it."""
+    query, keys = query.float().contiguous(), keys.float().contiguous()
+    tokens = tile_at_once(query.shape, keys.shape, rule.merge, processors(query.device))
+    return stepwise(query, keys, taken, rule) if tokens is None else at_once(query, keys, taken, rule, tokens)
+
+
+def stepwise(query: Tensor, keys: Tensor, taken: Tensor | None, rule: Rule) -> Found:
+    """Two launches a step: the best of each tile of the bank, then the best of all and the next query."""
     from adatape.kernels.triton_find import advance, score
 
     own, (b, h), c = keys.dim() == 3, query.shape, keys.shape[-2]
-    device, plan = query.device, planned(b, c, own, merge)
-    q, keys = query.double().contiguous(), keys.float().contiguous()
+    device, plan = query.device, planned(b, c, own, rule.merge)
+    q = query.double()
     hidden = torch.zeros(b, c, dtype=torch.uint8, device=device) if taken is None else taken.to(torch.uint8, copy=True)
     tiles, blocks, width = -(-c // plan.tokens), -(-b // plan.rows), max(16, power_of_two(h))
     best = torch.empty(b, tiles, plan.slots, dtype=torch.int64, device=device)
     halting = torch.zeros(b, dtype=torch.float64, device=device)
-    index = torch.full((b, steps, merge), -1, dtype=torch.int64, device=device)
-    weight = torch.zeros(b, steps, merge, dtype=torch.float32, device=device)
-    mask = torch.zeros(b, steps, dtype=torch.bool, device=device)
-    for step in range(steps):
+    index, weight, mask = found = _unfilled(query, rule)
+    index.fill_(-1)
+    weight.zero_()
+    mask.zero_()
+    for step in range(rule.steps):
         score[(tiles, blocks)](
-            q, keys, hidden, halting, best, b, c, h, tiles, threshold,
-            OWN=own, MERGE=merge, SLOTS=plan.slots, ROWS=plan.rows, LINES=max(16, plan.rows), TOKENS=plan.tokens,
+            q, keys, hidden, halting, best, b, c, h, tiles, rule.threshold,
+            OWN=own, MERGE=rule.merge, SLOTS=plan.slots, ROWS=plan.rows, TOKENS=plan.tokens,
             COLUMNS=min(64, width), WIDTH=width, num_warps=plan.score_warps,
         )  # fmt: skip
         advance[(b,)](
-            q, keys, hidden, halting, best, index, weight, mask, c, h, tiles, step, steps, threshold, temperature,
-            OWN=own, AVERAGE=average, MERGE=merge, SLOTS=plan.slots,
+            q, keys, hidden, halting, best, index, weight, mask, c, h, tiles, step, rule.steps,
+            rule.threshold, rule.temperature, OWN=own, AVERAGE=rule.average, MERGE=rule.merge, SLOTS=plan.slots,
             CHUNK=min(8192, power_of_two(tiles * plan.slots)), WIDTH=width, num_warps=plan.advance_warps,
         )  # fmt: skip
-    return index, weight, mask
+    return found
 
 
 class Plan(NamedTuple):
-    """How a read is laid out over a GPU."""
+    """How a stepwise read is laid out over a GPU."""
 
     slots: int  # for the best tokens of a tile, a power of two
     rows: int  # scored together
@@ -133,9 +129,54 @@ class Plan(NamedTuple):
 
 def planned(b: int, c: int, own: bool, merge: int) -> Plan:
     """What was fastest on an H200."""
-    slots = max(2, power_of_two(merge))
+    slots = slots_for(merge)
     rows = 1 if own else 16 if b <= 16 else 32
-    return Plan(slots, rows, max(slots, 32 if own else 128), 2 if own else 4, 4 if c > 2**15 else 2)
+    return Plan(slots, rows, max(slots, 16 if own else 128), 1 if own else 4, 4 if c > 2**15 else 2)
+
+
+def at_once(query: Tensor, keys: Tensor, taken: Tensor | None, rule: Rule, tokens: int) -> Found:
+    """All steps in one launch, of tiles of so many tokens."""
+    from adatape.kernels.triton_at_once import find_at_once
+
+    own, (b, h), c = keys.dim() == 3, query.shape, keys.shape[-2]
+    tiles, slots = -(-c // tokens), slots_for(rule.merge)
+    best = torch.empty(2, b, tiles, slots, dtype=torch.int64, device=query.device)
+    arrived = torch.zeros(b, dtype=torch.int32, device=query.device)
+    hidden = query if taken is None else taken.to(torch.uint8)
+    index, weight, mask = found = _unfilled(query, rule)
+    together = {"launch_cooperative_grid": True} if query.is_cuda and tiles > 1 else {}
+    find_at_once[(tiles, b)](
+        query, keys, hidden, best, arrived, index, weight, mask, c, h, tiles, rule.steps,
+        rule.threshold, rule.temperature, OWN=own, HIDES=taken is not None, AVERAGE=rule.average, MERGE=rule.merge,
+        SLOTS=slots, TOKENS=tokens, CHUNK=power_of_two(tiles * slots), WIDTH=max(16, power_of_two(h)),
+        num_warps=4, **together,
+    )  # fmt: skip
+    return found
+
+
+def tile_at_once(query: tuple[int, ...], keys: tuple[int, ...], merge: int, processors: int) -> int | None:
+    """Tokens of a tile if all tiles of all rows fit on the GPU at once, and a tile into registers; else None."""
+    if query[1] > 64 or merge > 32:
+        return None
+    return next((tokens for tokens in (64, 128) if -(-keys[-2] // tokens) * query[0] <= processors), None)
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _unfilled(query: Tensor, rule: Rule) -> Found:
+    shape = (query.shape[0], rule.steps, rule.merge)
+    return Found(
+        query.new_empty(shape, dtype=torch.int64),
+        query.new_empty(shape, dtype=torch.float32),
+        query.new_empty(shape[:2], dtype=torch.bool),
+    )
+
+
+def slots_for(merge: int) -> int:
+    return max(2, power_of_two(merge))
 
 
 def power_of_two(n: int) -> int:

@@ -58,7 +58,6 @@ def score(
     MERGE: tl.constexpr,
     SLOTS: tl.constexpr,  # a power of two, at least MERGE
     ROWS: tl.constexpr,
-    LINES: tl.constexpr,
     TOKENS: tl.constexpr,  # in a tile
     COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr,  # a power of two, at least width
@@ -73,18 +72,17 @@ def score(
     token = tile * TOKENS + tl.arange(0, TOKENS)
     there = token < size
     bank = keys + block.to(tl.int64) * size * width if OWN else keys
-    line = tl.arange(0, LINES)[:, None]  # of the product; a tensor core wants at least 16, of which one row uses one
-    asked = block.to(tl.int64) * ROWS + line
-    known = (line < ROWS) & (asked < rows)
-    d = tl.zeros((LINES, TOKENS), tl.float64)
-    for start in tl.static_range(0, WIDTH, COLUMNS):  # line 3
+    d = tl.zeros((ROWS, TOKENS), tl.float64)
+    for start in tl.static_range(0, WIDTH, COLUMNS):
         column = start + tl.arange(0, COLUMNS)[None, :]
         within = column < width
-        q = tl.load(query + asked * width + column, mask=known & within, other=0.0)
+        q = tl.load(query + row[:, None] * width + column, mask=real[:, None] & within, other=0.0)
         k = tl.load(bank + token.to(tl.int64)[:, None] * width + column, mask=there[:, None] & within, other=0.0)
-        d = tl.dot(q, tl.trans(k.to(tl.float64)), d, out_dtype=tl.float64)
-    if ROWS == 1:
-        d = tl.sum(d, 0)[None, :]  # of the one row, and zeros
+        k = k.to(tl.float64)
+        if OWN:
+            d += tl.sum(q * k, 1)[None, :]  # line 3
+        else:
+            d = tl.dot(q, tl.trans(k), d, out_dtype=tl.float64)
     shown = real[:, None] & there[None, :]
     hidden = tl.load(taken + row[:, None] * size + token[None, :], mask=shown, other=1)
     rank = _ranked(tl.where(hidden != 0, float("-inf"), d.to(tl.float32)), token[None, :])  # line 4

@@ -9,6 +9,7 @@ from timm.models._builder import build_model_with_cfg
 from timm.models._registry import generate_default_cfgs, register_model
 
 from adatape.models.adaptive import Adaptive, filter_checkpoint
+from adatape.patches import PatchRows
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
@@ -49,7 +50,7 @@ def register(name: str, build: Callable[..., Adaptive], features: int = 3, **def
             pretrained,
             pretrained_filter_fn=filter_checkpoint,
             feature_cfg={"out_indices": features, "feature_cls": "getter"},
-            **{**defaults, **options},
+            **{"embed_layer": PatchRows, **defaults, **options},
         )
 
     create.__name__ = create.__qualname__ = name

@@ -66,7 +66,7 @@ class UniversalStage(nn.Module):
         return p if self.level == "token" else p.mean(1)
 
     def _signal(self, x: Tensor, t: int) -> Tensor:
-        table = sinusoid(max(x.shape[1], self.steps), x.shape[2]).to(x)
+        table = sinusoid(max(x.shape[1], self.steps), x.shape[2], x.device).to(x)
         return table[: x.shape[1]] + table[t]
 
     def _all_halted(self, act: Act) -> bool:
@@ -74,9 +74,9 @@ class UniversalStage(nn.Module):
         return not self.training and not torch.compiler.is_compiling() and not bool(act.running.any())
 
 
-def sinusoid(count: int, width: int) -> Float[Tensor, "count width"]:
-    """P[i, 2j] = sin(i / 10000^(2j/d)), P[i, 2j+1] its cosine."""
-    angle = torch.arange(count)[:, None] * 10000.0 ** (-torch.arange(0, width, 2) / width)
+def sinusoid(count: int, width: int, device: torch.device | None = None) -> Float[Tensor, "count width"]:
+    """P[i, 2j] = sin(i / 10000^(2j/d)), P[i, 2j+1] its cosine; made where it is used, so a CUDA graph can hold it."""
+    angle = torch.arange(count, device=device)[:, None] * 10000.0 ** (-torch.arange(0, width, 2, device=device) / width)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width]
 
 

@@ -236,7 +236,7 @@ def key_of(row: Row) -> str:
 
 
 def _line(row: Row) -> str:
-    where = f"{row['mode']}, batch {row['batch']}: {_named(row)}"
+    where = f"{_mode(row)}, batch {row['batch']}: {_named(row)}"
     if row["ratio"] is None:
         return f"{where}  {row['error']}"
     return f"{where}  {row['ms']:.4g} ms, {row['ratio']:.3f} × {row['reference']}"
@@ -244,6 +244,10 @@ def _line(row: Row) -> str:
 
 def _named(row: Row) -> str:
     return str(Spec(row["model"], row["options"]))
+
+
+def _mode(row: Row) -> str:
+    return f"{row['mode']} + data" if row["data"] else str(row["mode"])
 
 
 def _print(rows: Sequence[Row], found: dict[str, Any]) -> None:
@@ -255,7 +259,7 @@ def _print(rows: Sequence[Row], found: dict[str, Any]) -> None:
     for row in rows:
         times = (_range(row, "ms", ".4g"), _figure(row["reference_ms"], ".4g"), _range(row, "ratio", ".3f"))
         shares = [_figure(row[name], ".3f") for name in ("flops_ratio", "memory_ratio")]
-        table.add_row(_named(row), row["mode"], str(row["batch"]), *times, *shares[: 1 + remembers])
+        table.add_row(_named(row), _mode(row), str(row["batch"]), *times, *shares[: 1 + remembers])
     console = Console()
     console = console if console.is_terminal else Console(width=WIDTH)
     console.print(table)

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from adatape.show.pictures.style import ALERT, BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, picture, tidy
 
 Row = dict[str, Any]
-COLOURS = (GREEN, PURPLE, ORANGE, BLUE, ALERT, INK, FAINT)
+COLOURS = (GREEN, PURPLE, ORANGE, BLUE, ALERT, INK, FAINT, "#17a2b8", "#e377c2", "#8c6d1f", "#a3c14a")
 MARKERS = "osD^vP*X"
 ACROSS = 2  # panels, and columns of the legend
 TITLES = {"train": "Training", "inference": "Inference"}
