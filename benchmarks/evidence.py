@@ -1,4 +1,4 @@
-"""Runs the experiments behind docs/results.md's image tables, several at once on one GPU, and keeps their small files.
+"""Runs the experiments behind docs/results.md's image tables, many at once on one GPU, and keeps their small files.
 
     python benchmarks/evidence.py results/evidence --only coarse --cifar10 data/cifar10 --cifar100 data/cifar100
     python benchmarks/evidence.py results/tried --only tried --set validate_on=0.1 --short      what was chosen from
@@ -7,7 +7,7 @@
 
 A run's folder keeps config, environment, metrics and result, its reading and its certainty for every test image
 (`images.npz`), and what it scores at smaller budgets (`budgets.json`). One that has a result is not run again, so the
-experiments can be spread over sessions. Small models leave a GPU idle: `--jobs` processes share it.
+experiments can be spread over sessions. Small models leave a GPU idle, so those of one seed train side by side.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import itertools
 import json
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from adatape.config import Experiment
 from adatape.measure.budget import apply_budget, grid, look
 from adatape.measure.difficulty import spearman
 from adatape.measure.reading import collect
@@ -35,8 +34,9 @@ from adatape.models.adatape import AdaTape
 from adatape.recipes import RECIPES
 from adatape.show.budget import test_batches
 from adatape.show.transfer import print_fewshot
+from adatape.train.fleet import fleets, run_together
 from adatape.train.folder import load_run
-from adatape.train.run import run
+from adatape.train.run import Moment
 from adatape.train.stop import Stopped
 from adatape.train.sweep import experiment_of, worded
 
@@ -122,21 +122,35 @@ def planned(names: list[str], recipes: list[str], seeds: tuple[int, ...]) -> lis
     return [Run(recipe, name, words, seed) for seed, recipe, (name, words) in itertools.product(seeds, recipes, cells)]
 
 
-def carry_out(given: Run, arguments: argparse.Namespace) -> None:
-    """Trains in a temporary folder, asks the trained model what it does with each image, and keeps the small files."""
+def experiment_for(given: Run, arguments: argparse.Namespace) -> Experiment:
     text, data = " ".join([given.words, *arguments.set]), getattr(arguments, given.recipe)
-    experiment = experiment_of(RECIPES[given.recipe], text, path=data, seed=given.seed)
+    return experiment_of(RECIPES[given.recipe], text, path=data, seed=given.seed)
+
+
+def carry_out(runs: list[Run], arguments: argparse.Namespace) -> None:
+    """Trains side by side in a temporary folder, asks each model what it does with each image, keeps small files."""
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "run"
-        run(experiment, folder, arguments.device, lambda _: None)
-        if not arguments.short:
-            look_closer(folder, arguments.device)
-            learn_from_few(folder, arguments.fewshot, arguments.device)
-        target = arguments.out / given.folder
-        target.mkdir(parents=True, exist_ok=True)
-        for name in (*KEPT, "images.npz", "budgets.json", "fewshot.json"):
-            if (folder / name).is_file():
-                shutil.copy(folder / name, target / name)
+        folders = [Path(temporary) / str(place) for place in range(len(runs))]
+        run_together([experiment_for(given, arguments) for given in runs], folders, arguments.device, say)
+        for given, folder in zip(runs, folders, strict=True):
+            if not arguments.short:
+                look_closer(folder, arguments.device)
+                learn_from_few(folder, arguments.fewshot, arguments.device)
+            target = arguments.out / given.folder
+            target.mkdir(parents=True, exist_ok=True)
+            for name in (*KEPT, "images.npz", "budgets.json", "fewshot.json"):
+                if (folder / name).is_file():
+                    shutil.copy(folder / name, target / name)
+            result = found_in(target)
+            told = {name: round(result[name], 4) for name in ("accuracy", "length_mean", "gflops_mean")}
+            print(f"{given.folder} {told}", flush=True)
+
+
+def say(moment: Moment) -> None:
+    """The first of a fleet, once an epoch or so; all are as quick."""
+    print(
+        f"step {moment.step} of {moment.steps}: loss {moment.loss:.3f}, {moment.samples_per_second:,.0f}/s", flush=True
+    )
 
 
 def look_closer(folder: Path, device: str) -> None:
@@ -169,24 +183,18 @@ def learn_from_few(folder: Path, sets: list[str], device: str) -> None:
 
 
 def work(arguments: argparse.Namespace, runs: list[Run]) -> None:
-    """Takes runs that nobody has taken, until none is left or the time is up."""
+    """Fleet after fleet, until none is left or the time is up."""
     began = time.time()
-    for given in runs:
-        claim = Path(arguments.claims) / given.folder.replace("/", "+")
-        if (arguments.out / given.folder / "result.json").is_file() or time.time() - began > 60 * arguments.minutes:
-            continue
+    left = [given for given in runs if not (arguments.out / given.folder / "result.json").is_file()]
+    for places in fleets([experiment_for(given, arguments) for given in left], arguments.together):
+        if time.time() - began > 60 * arguments.minutes:
+            break
+        started, crew = time.time(), [left[place] for place in places]
         try:
-            claim.touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        started = time.time()
-        try:
-            carry_out(given, arguments)
-            result = found_in(arguments.out / given.folder)
-            told = {name: round(result[name], 4) for name in ("accuracy", "length_mean", "gflops_mean")}
+            carry_out(crew, arguments)
         except (Exception, Stopped) as error:
-            told = f"{type(error).__name__}: {error}"[:300]
-        print(f"{given.folder} {time.time() - started:.0f} s {told}", flush=True)
+            print(f"{crew[0].folder} and {len(crew) - 1} more: {type(error).__name__}: {error}"[:500], flush=True)
+        print(f"{len(crew)} runs in {time.time() - started:.0f} s", flush=True)
 
 
 def found_in(folder: Path) -> dict[str, Any]:
@@ -249,13 +257,12 @@ def main() -> None:
     parser.add_argument("--fewshot", nargs="*", default=[], help="folders of arrays to learn from few images of")
     parser.add_argument("--set", nargs="*", default=[], help="keywords and fields for every run, as in epochs=60")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--together", type=int, default=8, help="runs of a seed that train side by side")
     parser.add_argument("--minutes", type=float, default=60, help="after which no run begins")
     parser.add_argument("--short", action="store_true", help="keep what training gives, and look no closer")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--difficulty", metavar="CELL", help="a plain ViT's, whose loss says how hard an image is")
-    parser.add_argument("--claims", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     runs = planned(arguments.only, arguments.recipes, tuple(arguments.seeds))
     runs = [given for given in runs if not arguments.names or given.name in arguments.names]
@@ -265,13 +272,8 @@ def main() -> None:
         table(arguments.out)
     elif arguments.list:
         print("\n".join(f"{given.folder:40} {given.command}" for given in runs))
-    elif arguments.claims:
-        work(arguments, runs)
     else:
-        with tempfile.TemporaryDirectory() as claims:
-            command = [sys.executable, *sys.argv, "--claims", claims]
-            for worker in [subprocess.Popen(command) for _ in range(arguments.jobs)]:
-                worker.wait()
+        work(arguments, runs)
         table(arguments.out)
 
 

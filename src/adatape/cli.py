@@ -292,6 +292,7 @@ def sweep(
     over: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     out: Path | None = None,
     device: str = "auto",
+    together: int = 1,
     json: bool = False,
 ) -> None:
     """Run a recipe for every combination of some fields, and tabulate the results.
@@ -301,13 +302,14 @@ def sweep(
         over: field=value,value, as in reader.norm_scale=0.3,1.0 or seed=0,1,2; give it once for each field
         out: folder of the runs; default runs/RECIPE-sweep-N
         device: cpu, cuda, or auto
+        together: train so many side by side, of those that share seed, data, batch and steps; suits small models
         json: print one JSON object as the last line
     """
     from adatape.show.training import sweep_with_progress
 
     if not over:
         raise ValueError("over is empty; say what to sweep, as in --over seed=0,1,2")
-    _print_json(sweep_with_progress(what, list(over), out, device), json)
+    _print_json(sweep_with_progress(what, list(over), out, device, together), json)
 
 
 def models(paper: bool = False, typical: bool = False, json: bool = False) -> None:

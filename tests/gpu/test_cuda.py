@@ -17,6 +17,7 @@ from adatape.data.augment import vary
 from adatape.keyed import keys_of, normal, uniform
 from adatape.recipes import parity_small
 from adatape.recipes.digits import digits
+from adatape.train.fleet import Fleet
 from adatape.train.loop import Trainer
 
 pytestmark = [
@@ -99,7 +100,7 @@ def test_a_captured_step_is_the_eager_step() -> None:
     experiment = parity_small(length=8)
     small = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, depth=2))
     captured, eager = Trainer(small, "cuda"), Trainer(small, "cuda")
-    eager.update = eager._update
+    eager.update = eager.take_step
     ours, theirs = (torch.stack([stats.loss for stats in trainer.train(12)]) for trainer in (captured, eager))
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
@@ -133,3 +134,14 @@ def test_a_learnable_bank_trains_compiled_and_captured(tmp_path: Path) -> None:
     losses = torch.stack([stats.loss for stats in trainer.train(12)])
     assert losses.isfinite().all()
     assert trainer.stepper.skipped == 0
+
+
+def test_side_by_side_each_run_learns_what_it_learns_alone() -> None:
+    experiment = dataclasses.replace(parity_small(length=8), stop_at=None)
+    experiment = dataclasses.replace(experiment, optimizer=dataclasses.replace(experiment.optimizer, steps=12))
+    shapes = [dataclasses.replace(experiment.model, depth=depth) for depth in (1, 2, 3)]
+    runs = [dataclasses.replace(experiment, model=shape) for shape in shapes]
+    together = torch.stack([torch.stack([each.loss for each in stats]) for stats in Fleet(runs, "cuda").train()], 1)
+    for losses, alone in zip(together, runs, strict=True):
+        theirs = torch.stack([stats.loss for stats in Trainer(alone, "cuda").train(12)])
+        torch.testing.assert_close(losses, theirs, rtol=1e-3, atol=1e-3)

@@ -22,6 +22,7 @@ from adatape.data.shard_loader import labelled_set
 from adatape.measure.accuracy import Score, score
 from adatape.measure.cost import cost, total
 from adatape.show.terminal import TABLE, free_folder, pick_device, progress_bar
+from adatape.train.fleet import fleets, run_together
 from adatape.train.folder import load_config, load_run
 from adatape.train.run import Moment, Watch, plain, run
 from adatape.train.sweep import combinations
@@ -137,22 +138,32 @@ def test_batches(experiment: Experiment, length: int | None, device: torch.devic
     return labelled_sequences(held_out_set(length or data.length, data.held_out), 400, Part(), device)
 
 
-def sweep_with_progress(what: Any, over: list[str], out: Path | None, device: str) -> dict[str, Any]:
-    """Runs every combination, one after the other, and tabulates them."""
+def sweep_with_progress(what: Any, over: list[str], out: Path | None, device: str, together: int = 1) -> dict[str, Any]:
+    """Runs every combination, so many side by side as share their batches, and tabulates them."""
+    if together < 1:
+        raise ValueError(f"together is {together}; it must be at least 1")
     experiment = _experiment(what, ())
     grid = combinations(experiment, over)
     out, device = out or free_folder(f"{experiment.recipe}-sweep"), pick_device(device)
     table = Table(*grid[0][0], "test accuracy", "tape length", "GFLOPs", "steps", **TABLE)
-    rows = []
+    results: dict[int, dict[str, Any]] = {}
     with progress_bar() as bar:
         task = bar.add_task("sweep", total=len(grid), note="")
-        for n, (chosen, each) in enumerate(grid):
-            bar.update(task, note=" ".join(f"{key}={value}" for key, value in chosen.items()))
-            result = run(each, out / str(n), device, lambda _: None)
-            rows.append({**chosen, **{key: result[key] for key in ("accuracy", "length_mean", "gflops", "steps")}})
-            figures = (f"{result['accuracy']:.2%}", f"{result['length_mean']:.1f}", f"{result['gflops_mean']:.4f}")
-            table.add_row(*map(str, chosen.values()), *figures, str(result["steps"]))
-            bar.advance(task)
+        for places in fleets([each for _, each in grid], together):
+            bar.update(task, note=" ".join(f"{key}={value}" for key, value in grid[places[0]][0].items()))
+            folders = [out / str(place) for place in places]
+            if together > 1:
+                found = run_together([grid[place][1] for place in places], folders, device)
+            else:
+                found = [run(grid[places[0]][1], folders[0], device, lambda _: None)]
+            results |= dict(zip(places, found, strict=True))
+            bar.advance(task, len(places))
+    rows = []
+    for place, (chosen, _) in enumerate(grid):
+        result = results[place]
+        rows.append({**chosen, **{key: result[key] for key in ("accuracy", "length_mean", "gflops", "steps")}})
+        figures = (f"{result['accuracy']:.2%}", f"{result['length_mean']:.1f}", f"{result['gflops_mean']:.4f}")
+        table.add_row(*map(str, chosen.values()), *figures, str(result["steps"]))
     (out / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
     console = Console()
     console.print(table)

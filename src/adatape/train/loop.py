@@ -23,7 +23,7 @@ from adatape.records import Output
 from adatape.train.checkpoint import load, save
 from adatape.train.distributed import gathered, spread, summed
 from adatape.train.optim import Stepper
-from adatape.train.task import task_of
+from adatape.train.task import Task, build_for, task_of
 
 NOISE = 7  # first word of the key that dropout and the like draw from
 
@@ -42,11 +42,19 @@ class Stats(NamedTuple):
 class Trainer:
     """Model, optimizer and step of one experiment; what a step does depends on the weights, the seed and the step."""
 
-    def __init__(self, experiment: Experiment, device: str | torch.device = "cpu", part: Part | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        device: str | torch.device = "cpu",
+        part: Part | None = None,
+        beside: Trainer | None = None,  # one with the same data, whose images this one shares
+    ) -> None:
         self.experiment, self.device, self.part, self.step = experiment, torch.device(device), part or Part(), 0
         engine, on_gpu = experiment.engine, self.device.type == "cuda"
         _set_precision(on_gpu, engine.deterministic)
-        self.task = task_of(experiment, self.part, self.device)
+        self.task: Task = (
+            task_of(experiment, self.part, self.device) if beside is None else _shared(experiment, beside.task)
+        )
         _check_counts(experiment)
         _check_parts(experiment, self.part)
         torch.manual_seed(experiment.seed)
@@ -54,9 +62,9 @@ class Trainer:
         self.spread = spread(self.model, engine.shard, engine.accumulate)
         self.stepper = Stepper(self.model, experiment.optimizer)
         self.forward = torch.compile(self.spread) if engine.compile else self.spread
-        self.update = self._update
+        self.update = self.take_step
         if on_gpu and self.part.world == 1:
-            replay = captured(lambda *batch: (self._update(Batch(*batch)),))
+            replay = captured(lambda *batch: (self.take_step(Batch(*batch)),))
             self.update = lambda batch: replay(*batch)[0]
 
     def train(self, steps: int) -> Iterator[Stats]:
@@ -68,10 +76,14 @@ class Trainer:
         batches = self.task.batches(self.step)
         for _, batch in zip(range(steps), batches, strict=False):  # the batches have no end
             self.stepper.set_rate(self.step)
-            torch.manual_seed(key_of(NOISE, self.experiment.seed, self.step, self.part.rank))
+            self.seed_noise()
             stats = self.update(batch)
             self.step += 1
             yield Stats(*stats.unbind())
+
+    def seed_noise(self) -> None:
+        """What is drawn without a key depends on the step, not on what was drawn before."""
+        torch.manual_seed(key_of(NOISE, self.experiment.seed, self.step, self.part.rank))
 
     def evaluate(self, on: str = "validation", costs: bool = False) -> Score:
         """Scores the averaged weights, where there are any."""
@@ -112,7 +124,8 @@ class Trainer:
         """Where parameters are sharded only the wrapped forward may run; elsewhere the plain one saves a compile."""
         return self.spread if self.experiment.engine.shard else self.model
 
-    def _update(self, batch: Batch) -> Tensor:
+    def take_step(self, batch: Batch) -> Tensor:
+        """Forward, loss, backward, update; gives `Stats` as one tensor, and nothing waits for the device."""
         parts = self.experiment.engine.accumulate
         rows = []
         for n, piece in enumerate(_pieces(batch, parts), 1):
@@ -137,6 +150,10 @@ class Trainer:
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.experiment.engine.precision == "bf16")
+
+
+def _shared(experiment: Experiment, task: Task) -> Task:
+    return task._replace(build=lambda: build_for(experiment))
 
 
 def total_loss(output: Output, target: Tensor, ponder_weight: float, kind: str = "softmax") -> Tensor:

@@ -62,14 +62,39 @@ def run(
         if not resume:
             on_first(lambda: prepare(out, experiment, device))
         facts = go_back(trainer, out, say) if resume else {}
-        return _Run(trainer, out, watch, stop, facts).carry_out()
+        return carry_out(Record(trainer, out, watch, facts), stop)
 
 
-class _Run:
-    """The loop around a trainer's steps: log, evaluate, save, stop."""
+def carry_out(record: Record, stop: Stop) -> dict[str, Any]:
+    trainer = record.trainer
+    steps = 0 if record.met >= CONFIRMATIONS else trainer.experiment.optimizer.steps  # one more would be one too many
+    with record:
+        for stats in trainer.train(steps):
+            record.after(stats)
+            if record.met >= CONFIRMATIONS:
+                break
+            if trainer.step < trainer.experiment.optimizer.steps:
+                heed(record, stop)
+    return record.conclude()
 
-    def __init__(self, trainer: Trainer, out: Path, watch: Watch, stop: Stop, facts: dict[str, Any]) -> None:
-        self.trainer, self.out, self.watch, self.stop = trainer, out, watch, stop
+
+def heed(record: Record, stop: Stop) -> None:
+    """Signals reach the processes at different steps; all stop at the same one."""
+    trainer = record.trainer
+    if trainer.part.world > 1 and trainer.step % ASKED_EVERY:
+        return
+    if agreed(stop.code is not None, trainer.device):
+        record.save()
+        record.saver.wait()
+        where = f"stopped at step {trainer.step} and saved; `adatape train {record.out}` goes on from there"
+        raise Stopped(stop.code or 143, where)
+
+
+class Record:
+    """What becomes of a trainer's steps: logged, evaluated, saved."""
+
+    def __init__(self, trainer: Trainer, out: Path, watch: Watch, facts: dict[str, Any]) -> None:
+        self.trainer, self.out, self.watch = trainer, out, watch
         self.experiment, self.engine = trainer.experiment, trainer.experiment.engine
         self.met, self.best = facts.get("met", 0), facts.get("best", -1.0)
         self.accuracy: float | None = None  # of these very weights, once they have been scored
@@ -80,24 +105,25 @@ class _Run:
         self.began = time.perf_counter() - facts.get("seconds", 0.0)
         self.logged = time.perf_counter()
 
-    def carry_out(self) -> dict[str, Any]:
-        steps = 0 if self.met >= CONFIRMATIONS else self.experiment.optimizer.steps  # one more would be one too many
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
         try:
-            for stats in self.trainer.train(steps):
-                self._after(stats)
-                if self.met >= CONFIRMATIONS:
-                    break
-            self.saver.wait()
+            if kind is None:
+                self.saver.wait()
         finally:
             if self.journal is not None:
                 self.journal.close()
+
+    def conclude(self) -> dict[str, Any]:
         return conclude(self.trainer, self.out, self.seconds)
 
     @property
     def seconds(self) -> float:
         return round(time.perf_counter() - self.began, 3)
 
-    def _after(self, stats: Stats) -> None:
+    def after(self, stats: Stats) -> None:
         step, last = self.trainer.step, self.trainer.step == self.experiment.optimizer.steps
         self.pending.append(stats)
         self.accuracy, improved = None, False
@@ -109,9 +135,7 @@ class _Run:
         if evaluate:
             improved = self._evaluate()
         if improved or last or step % self.engine.checkpoint_every == 0:
-            self._save()
-        if not last:
-            self._heed()
+            self.save()
 
     def _look(self) -> Moment:
         rows = torch.stack([torch.stack(list(stats)) for stats in self.pending]).double().cpu()
@@ -164,19 +188,9 @@ class _Run:
         self.logged = time.perf_counter()  # scoring is no part of the throughput
         return improved
 
-    def _save(self) -> None:
+    def save(self) -> None:
         facts = {"accuracy": self.accuracy, "met": self.met, "best": self.best, "seconds": self.seconds}
         self.saver.save(self.trainer.step, self.trainer.state(), facts)
-
-    def _heed(self) -> None:
-        """Signals reach the processes at different steps; all stop at the same one."""
-        world, step = self.trainer.part.world, self.trainer.step
-        if (world > 1 and step % ASKED_EVERY) or not agreed(self.stop.code is not None, self.trainer.device):
-            return
-        self._save()
-        self.saver.wait()
-        where = f"stopped at step {step} and saved; `adatape train {self.out}` goes on from there"
-        raise Stopped(self.stop.code or 143, where)
 
 
 def go_back(trainer: Trainer, out: Path, say: Say) -> dict[str, Any]:
