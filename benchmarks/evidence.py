@@ -3,7 +3,7 @@
     python benchmarks/evidence.py results/evidence --only coarse --cifar10 data/cifar10 --cifar100 data/cifar100
     python benchmarks/evidence.py results/tried --only tried --set validate_on=0.1 --short      what was chosen from
     python benchmarks/evidence.py results/evidence --only coarse --list          which runs, with their commands
-    python benchmarks/evidence.py results/evidence --table                       what has been found, as tables
+    python benchmarks/evidence_tables.py results/evidence                        what has been found, as tables
 
 A run's folder keeps config, environment, metrics and result, its reading and its certainty for every test image
 (`images.npz`), and what it scores at smaller budgets (`budgets.json`). One that has a result is not run again, so the
@@ -19,17 +19,22 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from evidence_tables import accuracies, cells, found_in
+from torch import Tensor
 
 from adatape.config import Experiment
-from adatape.measure.budget import apply_budget, grid, look
-from adatape.measure.difficulty import spearman
+from adatape.data.loaders import Labelled
+from adatape.graph import WARM_UP_CALLS, Tensors, captured
+from adatape.measure.budget import apply_budget, look, scaled_budget
 from adatape.measure.reading import collect
+from adatape.measure.speed import seconds_per_call
+from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.recipes import RECIPES
 from adatape.show.budget import test_batches
@@ -154,25 +159,54 @@ def say(moment: Moment) -> None:
 
 
 def look_closer(folder: Path, device: str) -> None:
+    """What the model does with each test image, how fast it is, and what it scores where it may read less."""
     experiment, model = load_run(folder)
-    model = model.to(device)
-    reads = collect(model, test_batches(experiment, None, torch.device(device)))
+    model = model.to(device).eval()
+
+    def test() -> Iterator[Labelled]:
+        return test_batches(experiment, None, torch.device(device))
+
+    reads = collect(model, test())
     figures = {"certainty": reads.certainty.half().numpy(), "length": reads.length.to(torch.uint8).numpy()}
     np.savez_compressed(folder / "images.npz", **figures)
+    if torch.device(device).type == "cuda":
+        result = json.loads((folder / "result.json").read_text())
+        result["images_per_second"] = throughput(model, next(iter(test()))[0])
+        (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     if isinstance(model, AdaTape):
-        rows = []
-        for budget in grid(model):
-            apply_budget(model, budget)
-            seen = look(model, test_batches(experiment, None, torch.device(device)))
-            rows.append(
-                {
-                    **budget.__dict__,
-                    "accuracy": seen.right.float().mean().item(),
-                    "length_mean": seen.length.float().mean().item(),
-                    "gflops_mean": seen.macs.double().mean().item() / 1e9,
-                }
-            )
-        (folder / "budgets.json").write_text(json.dumps(rows, indent=1) + "\n")
+        (folder / "budgets.json").write_text(json.dumps(at_budgets(model, test), indent=1) + "\n")
+
+
+def throughput(model: Adaptive, x: Tensor) -> float:
+    """Images a second in bf16, replayed as a CUDA graph; every system alike, none compiled."""
+
+    @torch.no_grad()
+    def answer(x: Tensor) -> Tensors:
+        with torch.autocast("cuda", torch.bfloat16):
+            return (model(x),)
+
+    call = captured(answer)
+    for _ in range(WARM_UP_CALLS + 1):
+        call(x)
+    took = [seconds_per_call(lambda: call(x), 20, torch.cuda.synchronize) for _ in range(5)]
+    return len(x) / statistics.median(took)
+
+
+def at_budgets(model: AdaTape, test: Callable[[], Iterator[Labelled]]) -> list[dict[str, Any]]:
+    most, rows = model.reader.reading.steps, []
+    for steps in sorted({0, 1, *(most * share // 8 for share in (1, 2, 3, 4, 6, 8))}):
+        budget = scaled_budget(model, steps)
+        apply_budget(model, budget)
+        seen = look(model, test())
+        rows.append(
+            {
+                **budget.__dict__,
+                "accuracy": seen.right.float().mean().item(),
+                "length_mean": seen.length.float().mean().item(),
+                "gflops_mean": seen.macs.double().mean().item() / 1e9,
+            }
+        )
+    return rows
 
 
 def learn_from_few(folder: Path, sets: list[str], device: str) -> None:
@@ -197,54 +231,6 @@ def work(arguments: argparse.Namespace, runs: list[Run]) -> None:
         print(f"{len(crew)} runs in {time.time() - started:.0f} s", flush=True)
 
 
-def found_in(folder: Path) -> dict[str, Any]:
-    """A run's result; of one that held images out its score on those, since nobody chooses by the test set."""
-    result = json.loads((folder / "result.json").read_text())
-    if json.loads((folder / "config.json").read_text())["data"].get("validate_on") is None:
-        return result
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    last = [line for line in lines if line.get("kind") == "validation"][-1]
-    return result | {name: last[name] for name in ("accuracy", "length_mean", "length_var")}
-
-
-def results(out: Path) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
-    """Every cell's recipe, name and results over seeds."""
-    for recipe in sorted(path for path in out.iterdir() if path.is_dir()):
-        for cell in sorted(recipe.iterdir()):
-            found = [found_in(path.parent) for path in sorted(cell.glob("seed-*/result.json"))]
-            if found:
-                yield recipe.name, cell.name, found
-
-
-def table(out: Path) -> None:
-    print("| set | system | seeds | accuracy, % | GFLOPs mean | bound | tape, mean | parameters, M |")
-    print("|---|---|---|---|---|---|---|---|")
-    for recipe, name, found in results(out):
-        right = [100 * each["accuracy"] for each in found]
-        spread = f" ± {statistics.stdev(right):.2f}" if len(right) > 1 else ""
-        mean = {key: statistics.mean(each[key] for each in found) for key in ("gflops_mean", "gflops", "length_mean")}
-        print(
-            f"| {recipe} | {name} | {len(found)} | {statistics.mean(right):.2f}{spread} | {mean['gflops_mean']:.4f} | "
-            f"{mean['gflops']:.4f} | {mean['length_mean']:.1f} | {found[0]['parameters'] / 1e6:.2f} |"
-        )
-
-
-def difficulty(out: Path, plain: str) -> None:
-    """How far each cell's lengths follow the loss of a plain ViT on the same images, mean over its seeds."""
-    print(f"| set | system | seed | ρ of length with the loss of {plain} | 95 % interval | length, mean ± sd |")
-    print("|---|---|---|---|---|---|")
-    for recipe in sorted(path for path in out.iterdir() if (path / plain).is_dir()):
-        seen = [np.load(path)["certainty"] for path in sorted((recipe / plain).glob("seed-*/images.npz"))]
-        loss = -torch.from_numpy(np.stack(seen).astype(np.float64)).clamp(min=1e-4).log().mean(0)
-        for path in sorted(recipe.glob("*/seed-*/images.npz")):
-            length = torch.from_numpy(np.load(path)["length"].astype(np.int64))
-            if length.max() == 0:
-                continue
-            found, spread = spearman(length, loss), f"{length.double().mean():.1f} ± {length.double().std():.1f}"
-            cell = f"{path.parent.parent.name} | {path.parent.name[5:]}"
-            print(f"| {recipe.name} | {cell} | {found.rho:.3f} | {found.low:.3f} to {found.high:.3f} | {spread} |")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
@@ -261,20 +247,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60, help="after which no run begins")
     parser.add_argument("--short", action="store_true", help="keep what training gives, and look no closer")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--difficulty", metavar="CELL", help="a plain ViT's, whose loss says how hard an image is")
     arguments = parser.parse_args()
     runs = planned(arguments.only, arguments.recipes, tuple(arguments.seeds))
     runs = [given for given in runs if not arguments.names or given.name in arguments.names]
-    if arguments.difficulty:
-        difficulty(arguments.out, arguments.difficulty)
-    elif arguments.table:
-        table(arguments.out)
-    elif arguments.list:
+    if arguments.list:
         print("\n".join(f"{given.folder:40} {given.command}" for given in runs))
     else:
         work(arguments, runs)
-        table(arguments.out)
+        print(accuracies(cells(arguments.out)))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,11 @@ def exporting() -> bool:
     return bool(torch.compiler._is_exporting_flag)
 
 
+def fixed() -> bool:
+    """Whether what runs now is recorded to be repeated, so that no value of it may decide what comes next."""
+    return torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
 def captured(function: Callable[..., Tensors]) -> Callable[..., Tensors]:
     """`function` of tensors on a GPU, run eagerly a few times, as lazy state needs, and replayed from then on.
 

@@ -14,7 +14,7 @@ from adatape.ablation import ActReader, make_reader
 from adatape.banks import Bank, InputBank, LearnedBank, NoBank
 from adatape.config import ReaderName, Reading, TapeFFN
 from adatape.encoder import TapeBlock, TapeBlocksFrom, TapeGate, tape_mlp
-from adatape.graph import exporting
+from adatape.graph import exporting, fixed
 from adatape.layout import TapeRows, append, buckets, key_bias, pack, packing, tape_rows, token_bias, unpack
 from adatape.models.adaptive import Adaptive, Visit, Walk, check_backbone, no_visit
 from adatape.models.registry import SIZES, register, split
@@ -108,7 +108,7 @@ class AdaTape(Adaptive):
         if self._biased():
             biases = self._biases(tokens.dtype, visible, tape)
             return self._padded(tokens, biases, length, scale, visit)
-        if self.training or self._hides_nothing() or torch.compiler.is_compiling() or not self.packed:
+        if self.training or self._hides_nothing() or fixed() or not self.packed:
             return self._padded(tokens, self._masks(visible), length, scale, visit)
         if self.buckets and visit is no_visit:
             return self._bucketed(tokens, visible, length, scale)

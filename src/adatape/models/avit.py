@@ -10,6 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.act import advance, begin, ponder_cost
+from adatape.graph import fixed
 from adatape.layout import Packing, Sizes, everything, key_mask, packing, places, sizes, unpack
 from adatape.models.adaptive import Adaptive, Visit, Walk, no_visit
 from adatape.models.registry import SIZES, register, split
@@ -55,7 +56,7 @@ class AViT(Adaptive):
         self.packed = packed
 
     def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:  # noqa: ARG002
-        removes = self.packed and not self.training and not torch.compiler.is_compiling()
+        removes = self.packed and not self.training and not fixed()
         return self._removing(self.embed(x), visit) if removes else self._masking(self.embed(x), visit)
 
     def _masking(self, tokens: Tensor, visit: Visit) -> Walk:

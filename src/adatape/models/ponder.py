@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from adatape.graph import fixed
 from adatape.keyed import uniform
 from adatape.models.adaptive import Adaptive, Visit, Walk
 from adatape.models.registry import SIZES, register, split
@@ -177,7 +178,7 @@ class PonderNet(Adaptive):
 
     def _all_settled(self, scores: list[Tensor], draws: Tensor | None) -> bool:
         """Early exit belongs to inference: in training every step must use its parameters on every process."""
-        if self.training or torch.compiler.is_compiling():
+        if self.training or fixed():
             return False
         return bool(self._answer(torch.stack(scores, 1), draws).settled.all())
 

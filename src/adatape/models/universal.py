@@ -11,6 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.act import Act, advance, begin, ponder_cost
+from adatape.graph import fixed
 from adatape.models.adaptive import Adaptive, Visit, Walk
 from adatape.models.registry import SIZES, register, split
 from adatape.records import Steps
@@ -71,7 +72,7 @@ class UniversalStage(nn.Module):
 
     def _all_halted(self, act: Act) -> bool:
         """Early exit belongs to inference: in training every step must use its parameters on every process."""
-        return not self.training and not torch.compiler.is_compiling() and not bool(act.running.any())
+        return not self.training and not fixed() and not bool(act.running.any())
 
 
 def sinusoid(count: int, width: int, device: torch.device | None = None) -> Float[Tensor, "count width"]:

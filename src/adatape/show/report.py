@@ -110,10 +110,10 @@ def row_of(group: list[Run]) -> dict[str, Any]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """The folder, or the runs that a sweep or the demo has put into it."""
+    """The folder, or the runs that a sweep, the demo or a benchmark has put anywhere into it."""
     if (folder / "config.json").is_file() or not folder.is_dir():
         return [folder]
-    return sorted(path.parent for path in folder.glob("*/config.json")) or [folder]
+    return sorted(path.parent for path in folder.rglob("config.json")) or [folder]
 
 
 def _read(folder: Path) -> Run:

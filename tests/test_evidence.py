@@ -1,0 +1,114 @@
+"""The tables of docs/results.md: who is compared with whom, and what counts as ahead."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+tables, evidence = module("evidence_tables"), module("evidence")
+
+
+def put(out: Path, name: str, accuracies: list[float], gflops: float, **result: Any) -> None:
+    """A cell as evidence.py leaves it."""
+    for seed, accuracy in enumerate(accuracies):
+        folder = out / "cifar100" / name / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        figures = {"gflops": 2 * gflops, "parameters": 1e6, "length_mean": 0.0, "length_var": 0.0, **result}
+        (folder / "result.json").write_text(json.dumps({"accuracy": accuracy, "gflops_mean": gflops, **figures}))
+        (folder / "config.json").write_text(json.dumps({"data": {}}))
+
+
+def test_the_rival_is_the_best_plain_vit_that_costs_no_more(tmp_path: Path) -> None:
+    put(tmp_path, "plainvit-cheap", [0.50, 0.50], 0.5)
+    put(tmp_path, "plainvit-same", [0.60, 0.61], 1.0)
+    put(tmp_path, "plainvit-dear", [0.90, 0.90], 1.1)
+    put(tmp_path, "avit", [0.95, 0.95], 1.0)
+    put(tmp_path, "selective", [0.65, 0.66], 1.0)
+    (margin,) = tables.margins(tables.cells(tmp_path))
+    assert (margin.rival.name, margin.ahead) == ("plainvit-same", True)
+    assert margin.points == pytest.approx(5)
+    assert margin.error == pytest.approx(100 * (2 * 0.005**2) ** 0.5)
+
+
+@pytest.mark.parametrize(("ours", "ahead"), [([0.62, 0.62], True), ([0.61, 0.65], False), ([0.59, 0.59], False)])
+def test_ahead_means_by_more_than_two_errors(tmp_path: Path, ours: list[float], ahead: bool) -> None:
+    put(tmp_path, "plainvit", [0.60, 0.60], 1.0)
+    put(tmp_path, "adatape", ours, 1.0)
+    (margin,) = tables.margins(tables.cells(tmp_path))
+    assert margin.ahead == ahead
+
+
+def test_one_seed_is_never_ahead(tmp_path: Path) -> None:
+    put(tmp_path, "plainvit", [0.1], 1.0)
+    put(tmp_path, "adatape", [0.9], 1.0)
+    (margin,) = tables.margins(tables.cells(tmp_path))
+    assert not margin.ahead
+
+
+def test_runs_that_held_images_out_are_scored_on_those(tmp_path: Path) -> None:
+    put(tmp_path, "plainvit", [0.9], 1.0)
+    folder = tmp_path / "cifar100" / "plainvit" / "seed-0"
+    (folder / "config.json").write_text(json.dumps({"data": {"validate_on": 0.1}}))
+    scores = [
+        {"kind": "validation", "accuracy": accuracy, "length_mean": 1, "length_var": 0} for accuracy in (0.2, 0.3)
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, [*scores, {"kind": "train"}])))
+    assert tables.found_in(folder)["accuracy"] == 0.3
+
+
+def test_tables_go_between_their_lines_and_nowhere_else(tmp_path: Path) -> None:
+    put(tmp_path, "plainvit-8", [0.5, 0.6], 1.0)
+    put(tmp_path, "adatape", [0.5, 0.6], 1.0, length_mean=4.0, length_var=1.0)
+    draw = np.random.default_rng(0)
+    for path in (tmp_path / "cifar100").glob("*/seed-*"):
+        figures = {"certainty": draw.random(50).astype(np.float16), "length": draw.integers(1, 9, 50, dtype=np.uint8)}
+        np.savez_compressed(path / "images.npz", **figures)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    text = "\n".join(tables.sections(tables.cells(tmp_path), "plainvit-8").values())
+    for _ in range(2):
+        tables.put_into(page, text)
+        assert page.read_text() == f"before\n{tables.BEGIN}\n{text}\n{tables.END}\nafter\n"
+    assert "55.00 ± 7.07" in text
+    assert text.count("+0.") + text.count("-0.") >= 2  # correlations, with their sign
+    page.write_text("no place")
+    with pytest.raises(ValueError, match="must have one line"):
+        tables.put_into(page, text)
+
+
+def test_the_picture_shows_every_set(tmp_path: Path) -> None:
+    put(tmp_path, "plainvit-8", [0.5, 0.6], 1.0)
+    put(tmp_path, "selective", [0.5], 1.0)
+    tables.draw(tmp_path / "picture.png", tables.cells(tmp_path))
+    assert (tmp_path / "picture.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("plan", list(evidence.PLANS))
+def test_every_planned_run_is_a_command_and_builds(plan: str) -> None:
+    from adatape.recipes import RECIPES
+    from adatape.train.sweep import experiment_of
+    from adatape.train.task import build_image_model
+
+    for given in evidence.planned([plan], ["cifar100"], (0,)):
+        assert given.command.startswith("adatape train cifar100 --system ")
+        model = experiment_of(RECIPES["cifar100"], given.words, seed=0).model
+        build_image_model(model, 32, 3, 100)
