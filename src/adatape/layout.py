@@ -83,23 +83,28 @@ class Packing(NamedTuple):
         return self.shape[1] == self.longest
 
 
-class Sizes(NamedTuple):
-    rows: int
-    samples: int  # that keep any
-    longest: int
+class Asked(NamedTuple):
+    """A packing on its way: all of it is launched, and only how much is kept has to be heard from a GPU."""
+
+    kept: Tensor  # (b·n,) int64, with what nobody needs behind the kept ones
+    bounds: Tensor  # (b + 1,) int32, likewise
+    sizes: Tensor  # (3,) int64: rows kept, samples that keep any, the longest
+
+    def heard(self) -> Packing:
+        rows, samples, longest = self.sizes.tolist()
+        return Packing(self.kept[:rows], self.bounds[: samples + 1], longest)
 
 
-def sizes(keep: Bool[Tensor, "b n"]) -> Sizes:
-    """How much is kept: all for which a packing has to wait for a GPU."""
+def ask(keep: Bool[Tensor, "b n"]) -> Asked:
+    """Launch what else there is to do before hearing: meanwhile a GPU has nothing else to work on."""
     count = keep.sum(1)
-    return Sizes(*torch.stack([count.sum(), (count > 0).sum(), count.max()]).tolist())
+    bounds = F.pad(count.index_select(0, places(count > 0)).cumsum(0), (1, 0)).int()
+    return Asked(places(keep.flatten()), bounds, torch.stack([count.sum(), (count > 0).sum(), count.max()]))
 
 
-def packing(keep: Bool[Tensor, "b n"], known: Sizes | None = None) -> Packing:
+def packing(keep: Bool[Tensor, "b n"]) -> Packing:
     """Its shapes depend on the data, so this belongs to inference."""
-    count, known = keep.sum(1), known or sizes(keep)
-    some = count.index_select(0, places(count > 0, known.samples))
-    return Packing(places(keep.flatten(), known.rows), F.pad(some.cumsum(0), (1, 0)).int(), known.longest)
+    return ask(keep).heard()
 
 
 def everything(like: Bool[Tensor, "b n"]) -> Packing:
@@ -109,9 +114,9 @@ def everything(like: Bool[Tensor, "b n"]) -> Packing:
     return Packing(row, n * torch.arange(b + 1, device=like.device, dtype=torch.int32), n)
 
 
-def places(keep: Bool[Tensor, "n"], count: int) -> Int[Tensor, "count"]:
-    """Where `keep` is True, of which the caller knows how often, so that nobody waits for a count."""
-    return keep.nonzero_static(size=count).squeeze(1)
+def places(keep: Bool[Tensor, "n"]) -> Int[Tensor, "n"]:
+    """Where `keep` is True, then zeros; whoever knows how often that is cuts them off, so nobody waits for a count."""
+    return keep.nonzero_static(size=keep.shape[0], fill_value=0).squeeze(1)
 
 
 def pack(rows: Float[Tensor, "b n *d"], packing: Packing) -> Float[Tensor, "s m *d"]:
@@ -135,7 +140,7 @@ def tape_rows(packing: Packing, shape: tuple[int, int], inputs: int) -> TapeRows
     """For a batch of that shape of which all inputs, the first rows, were kept."""
     tape = packing.kept % shape[1] >= inputs
     count = shape[0] * inputs
-    return TapeRows(places(~tape, count), places(tape, packing.kept.shape[0] - count))
+    return TapeRows(places(~tape)[:count], places(tape)[: tape.shape[0] - count])
 
 
 def buckets(length: Int[Tensor, "b"], count: int) -> list[tuple[Int[Tensor, "s"], int, int]]:

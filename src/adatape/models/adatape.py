@@ -146,17 +146,19 @@ class AdaTape(Adaptive):
 
     def _packed(self, tokens: Tensor, visible: Tensor, tape: int, scale: Tensor | None, visit: Visit) -> Tensor:
         shape, inputs, held = (visible.shape[0], visible.shape[1]), tokens.shape[1] - tape, packing(visible)
-        rows, mask = tape_rows(held, shape, inputs), None if held.even else Packed(held)
+        mask = None if held.even else Packed(held)
+        parted = visit is not no_visit or any(isinstance(block, TapeBlock) for block in self.vit.blocks)
+        rows = tape_rows(held, shape, inputs) if parted else None
 
         def look(layer: int, x: Tensor) -> None:
-            if visit is not no_visit:
+            if rows is not None and visit is not no_visit:
                 visit(layer, x.flatten(0, 1).index_select(0, rows.inputs).unflatten(0, (shape[0], inputs)))
 
         own = None if scale is None else pack(scale, held)
         return unpack(self._climb(pack(tokens, held), [mask] * self._above, rows, own, look), held, shape)
 
     def _climb(
-        self, x: Tensor, masks: Iterable[Any], tape: int | TapeRows, scale: Tensor | None, visit: Visit
+        self, x: Tensor, masks: Iterable[Any], tape: int | TapeRows | None, scale: Tensor | None, visit: Visit
     ) -> Tensor:
         """The blocks from `layer` on, each with its attention mask."""
         for layer, mask in enumerate(masks, self.layer):

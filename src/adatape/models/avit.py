@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from adatape.act import advance, begin, ponder_cost
 from adatape.graph import fixed
-from adatape.layout import Packing, Sizes, everything, key_mask, packing, places, sizes, unpack
+from adatape.layout import Asked, Packing, ask, everything, key_mask, places, unpack
 from adatape.models.adaptive import Adaptive, Visit, Walk, no_visit
 from adatape.models.registry import SIZES, register, split
 from adatape.ragged import Packed
@@ -92,13 +92,13 @@ class AViT(Adaptive):
             rows = self._packed_step(block, rows, held)
             score = unpack(halting_score(rows, self.gamma, self.beta)[None], held, shape)
             weight, act = advance(act, score, last=layer == last, epsilon=self.epsilon)
-            left = sizes(act.running) if layer < last else None  # asked now, so that a GPU mixes while it is heard
+            left = ask(act.running) if layer < last else None
             mixed = torch.addcmul(mixed, weight.flatten()[held.kept, None], rows)
             weights.append(weight)
             if visit is not no_visit:
                 states = states.index_copy(0, held.kept, rows.to(states.dtype))
                 visit(layer, states.view_as(tokens))
-            if left and left.rows < rows.shape[0]:
+            if left is not None:
                 held, rows, mixed = _let_go(act.running, left, held, rows, mixed, out)
         out = out.index_copy_(0, held.kept, mixed).view_as(tokens)
         return Walk(out.to(rows.dtype), ponder_cost(act).mean(1), steps=Steps(torch.stack(weights, 1)))
@@ -116,13 +116,19 @@ class AViT(Adaptive):
 
 
 def _let_go(
-    running: Bool[Tensor, "b n"], left: Sizes, held: Packing, rows: Tensor, mixed: Tensor, out: Tensor
+    running: Bool[Tensor, "b n"], left: Asked, held: Packing, rows: Tensor, mixed: Tensor, out: Tensor
 ) -> tuple[Packing, Tensor, Tensor]:
     """Packs the rows that still run anew, and writes what those that halted have mixed to their places in `out`."""
     still = running.flatten().index_select(0, held.kept)
-    gone, stay = places(~still, rows.shape[0] - left.rows), places(still, left.rows)
+    gone, stay = places(~still), places(still)
+    after, before = left.heard(), rows.shape[0]
+    count = after.kept.shape[0]
+    if count == before:
+        return held, rows, mixed
+    gone, stay = gone[: before - count], stay[:count]
+    rows = rows.index_select(0, stay)
     out.index_copy_(0, held.kept.index_select(0, gone), mixed.index_select(0, gone))
-    return packing(running, left), rows.index_select(0, stay), mixed.index_select(0, stay)
+    return after, rows, mixed.index_select(0, stay)
 
 
 def halting_score(tokens: Float[Tensor, "*n d"], gamma: float, beta: float) -> Float[Tensor, "*n"]:
