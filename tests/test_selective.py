@@ -32,7 +32,7 @@ def let_lengths_differ(reader: SelectiveReader, lengths: Callable[[], Tensor]) -
     """Shuts the gates bit by bit until some samples read less than others."""
     with torch.no_grad():
         while len(set(lengths().tolist())) < 3:
-            reader.open.sub_(0.2)
+            reader.need.bias.sub_(0.2)
 
 
 def reader(**fields: object) -> SelectiveReader:
@@ -142,7 +142,7 @@ def test_trimming_hidden_tape_leaves_logits_unchanged(bank: str) -> None:
 def test_the_formula_is_what_the_counter_counts(bank: str) -> None:
     made = model(bank)
     with torch.no_grad():
-        made.reader.open.fill_(100.0)  # all gates open
+        made.reader.need.bias.fill_(100.0)  # all gates open
         counter = FlopCounterMode(display=False)
         with counter:
             made(torch.randn(1, 3, 32, 32))

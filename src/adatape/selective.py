@@ -18,11 +18,12 @@ from adatape.records import Tape
 class SelectiveReader(TapeReader):
     """Reads the bank tokens that it finds worth reading, each as it is, the best first.
 
-    A token's gate is the sigmoid of its score, an inner product of trained projections of query and token. Up to
-    `steps` tokens are read whose gates exceed `floor`, until the gates sum to `threshold`, and the best in any case;
-    for a model from scratch the threshold is by default too high to matter. The gate enters attention as log g on
-    the token's key (`layout.token_bias`), so it is learnt by what the token is good for, in every block and behind any
-    norm; a weight on the token itself would be divided out by the first LayerNorm. Ponder is the sum of the gates read.
+    A token's gate is the sigmoid of its score: an inner product of trained projections of query and token, and what
+    the query alone says of how much the sample needs. Up to `steps` tokens are read whose gates exceed `floor`, until
+    the gates sum to `threshold`, and the best in any case; for a model from scratch the threshold is by default too
+    high to matter. The gate enters attention as log g on the token's key (`layout.token_bias`), so it is learnt by
+    what the token is good for, in every block and behind any norm; a weight on the token itself would be divided out
+    by the first LayerNorm. Ponder is the sum of the gates read.
 
     While training, each sample's floor is drawn between 0 and twice `floor`: a token is read about as often as its
     gate says, tokens below the floor still learn, and one model is good at every floor.
@@ -34,10 +35,12 @@ class SelectiveReader(TapeReader):
         super().__init__(width, reading, bank_size)
         self.set_floor(reading.floor)
         self.ask, self.answer = nn.Linear(width, reading.query_width), nn.Linear(width, reading.query_width, bias=False)
-        self.open = nn.Parameter(torch.ones(()))  # at first a gate is 0.73 on average: all may be seen
+        self.need = nn.Linear(width, 1)
         for layer in (self.ask, self.answer):
             nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(self.ask.bias)
+        nn.init.zeros_(self.need.weight)
+        nn.init.ones_(self.need.bias)  # at first a gate is 0.73 on average: all may be seen
 
     @staticmethod
     def tokens_needed(reading: Reading) -> int:
@@ -70,7 +73,7 @@ class SelectiveReader(TapeReader):
     def _scores(self, query: Float[Tensor, "b d"], bank: Float[Tensor, "*b c d"]) -> Float[Tensor, "b c"]:
         asked, answers = wide(self.ask(query)), wide(self.answer(bank))
         d = asked @ answers.mT if answers.dim() == 2 else (answers @ asked[..., None]).squeeze(-1)
-        return d / self.reading.query_width**0.5 + self.open
+        return d / self.reading.query_width**0.5 + wide(self.need(query))
 
     def _drawn_floor(self, like: Float[Tensor, "b d"], key: Int[Tensor, "b"] | None) -> Float[Tensor, "b 1"]:
         if key is None:

@@ -120,7 +120,8 @@ def _read_macs(reader: TapeReader | FixedTokens, bank_size: int, tape: int) -> i
     if isinstance(reader, FixedTokens) or tape == 0:
         return 0
     if isinstance(reader, SelectiveReader):
-        return bank_size * (_per_token(reader.answer) + reader.reading.query_width) + _per_token(reader.ask)
+        asked = _per_token(reader.ask) + _per_token(reader.need)
+        return asked + bank_size * (_per_token(reader.answer) + reader.reading.query_width)
     passes = 1 if isinstance(reader, ParallelReader) else tape
     halting = tape * _per_token(reader.halt) if isinstance(reader, ActReader) else 0
     return passes * bank_size * reader.reading.query_width + halting
