@@ -88,8 +88,8 @@ COARSE = {
         "model.options.tape_ffn=none model.options.layer=0 ponder_weight=0.001"
     ),
 }
-# What was tried before anything was chosen, on 5,000 held-out training images (`--set validate_on=0.1`): seven shapes of
-# a plain ViT, and as many of a tape that is read late, when the coarse tokens may know how hard their image is.
+# What was tried before anything was chosen, on 5,000 held-out training images (`--set validate_on=0.1`): seven shapes
+# of a plain ViT, and as many of a tape that is read late, when the coarse tokens may know how hard their image is.
 FINER, LATE = "adatape patch=8 bank_patch=4", f"steps=64 {SELECTIVE} model.options.tape_ffn=none"
 TRIED = {
     "plainvit-8": "plainvit patch=8",
