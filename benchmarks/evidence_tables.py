@@ -147,7 +147,7 @@ def margin_table(every: Sequence[Cell]) -> str:
         ]
         for each in margins(every)
     ]
-    return table(head, rows)
+    return table(head, rows) if rows else ""
 
 
 def few_shots(every: Sequence[Cell]) -> str:
@@ -174,14 +174,19 @@ def lengths_and_losses(every: Sequence[Cell], plain: str) -> Iterator[tuple[Cell
     """
     for recipe in dict.fromkeys(cell.recipe for cell in every):
         of_set = [cell for cell in every if cell.recipe == recipe]
-        judges = [cell for cell in of_set if cell.name == plain]
-        if not judges:
+        judged = [folder for cell in of_set if cell.name == plain for folder in _seen(cell)]
+        if not judged:
             continue
-        loss = torch.stack([_loss(folder) for folder in judges[0].folders]).mean(0)
+        loss = torch.stack([_loss(folder) for folder in judged]).mean(0)
         for cell in of_set:
-            seen = [_lengths(folder) for folder in cell.folders if (folder / "images.npz").is_file()]
+            seen = [_lengths(folder) for folder in _seen(cell)]
             if seen and all(int(length.max()) > 0 for length in seen):
                 yield cell, [spearman(length, loss) for length in seen]
+
+
+def _seen(cell: Cell) -> list[Path]:
+    """Runs that say what became of each image."""
+    return [folder for folder in cell.folders if (folder / "images.npz").is_file()]
 
 
 def _loss(folder: Path) -> Tensor:

@@ -12,6 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adatape.config import ImageModel
+from adatape.recipes import RECIPES
+from adatape.train.fleet import fleets
+from adatape.train.sweep import experiment_of
+from adatape.train.task import build_for, build_image_model
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -104,11 +110,17 @@ def test_the_picture_shows_every_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plan", list(evidence.PLANS))
 def test_every_planned_run_is_a_command_and_builds(plan: str) -> None:
-    from adatape.recipes import RECIPES
-    from adatape.train.sweep import experiment_of
-    from adatape.train.task import build_image_model
-
     for given in evidence.planned([plan], ["cifar100"], (0,)):
-        assert given.command.startswith("adatape train cifar100 --system ")
-        model = experiment_of(RECIPES["cifar100"], given.words, seed=0).model
-        build_image_model(model, 32, 3, 100)
+        assert given.command.startswith(f"adatape train {given.recipe} --system ")
+        experiment = experiment_of(RECIPES[given.recipe], given.words, seed=0)
+        if isinstance(experiment.model, ImageModel):
+            build_image_model(experiment.model, 32, 3, 100)
+        else:
+            assert experiment.stop_at is None
+            build_for(experiment)
+
+
+def test_all_of_one_length_of_parity_train_together() -> None:
+    runs = evidence.planned(["parity"], [], (0,))
+    experiments = [experiment_of(RECIPES[given.recipe], given.words, seed=0) for given in runs]
+    assert [len(fleet) for fleet in fleets(experiments, 8)] == [7] * 4
