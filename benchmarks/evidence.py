@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from evidence_tables import accuracies, cells, found_in
-from torch import Tensor
+from torch import Tensor, nn
 
 from adatape.config import Experiment
 from adatape.data.loaders import Labelled
 from adatape.graph import WARM_UP_CALLS, Tensors, captured
 from adatape.measure.budget import apply_budget, look, scaled_budget
-from adatape.measure.reading import collect
+from adatape.measure.reading import Reads, collect
 from adatape.measure.speed import seconds_per_call
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
@@ -109,12 +109,13 @@ TRIED = {
 SYSTEMS = {
     name: f"{name} patch=4" for name in ("plainvit", "vit", "deit", "u2t", "uvit", "avit", "ponder", "ut", "vit3ffn")
 } | {"adatape-input": "adatape patch=4 bank_patch=2", "adatape-learn": "adatape-learn patch=4"}
-# What keeps lengths apart, and what the norm's scale does to them.
+# Why lengths collapse: what the shared norm's scale does, trained or not, and what the length loss does.
+STILL = "model.options.norm_learns=false"
 LENGTH = {
-    f"adatape-scale-{scale:g}": f"adatape patch=8 bank_patch=4 model.options.norm_scale={scale:g}"
-    for scale in (0.3, 1.0, 3.0)
-} | {
-    f"adatape-lambda-{weight:g}": f"adatape patch=8 bank_patch=4 ponder_weight={weight:g}" for weight in (0, 0.001, 0.1)
+    **{f"adatape-scale-{scale:g}": f"{FINER} model.options.norm_scale={scale:g}" for scale in (0.3, 1.0, 3.0)},
+    **{f"adatape-still-{scale:g}": f"{FINER} model.options.norm_scale={scale:g} {STILL}" for scale in (0.3, 1.0, 3.0)},
+    **{f"adatape-lambda-{weight:g}": f"{FINER} ponder_weight={weight:g}" for weight in (0, 0.001, 0.1)},
+    "adatape-still-lambda-0": f"{FINER} {STILL} ponder_weight=0",
 }
 # What parity is like without pairs, at full length: nothing stops early, so all of one length and seed train together.
 PARITY = {
@@ -154,7 +155,7 @@ def carry_out(runs: list[Run], arguments: argparse.Namespace) -> None:
                 learn_from_few(folder, arguments.fewshot, arguments.device)
             target = arguments.out / given.folder
             target.mkdir(parents=True, exist_ok=True)
-            for name in (*KEPT, "images.npz", "budgets.json", "fewshot.json"):
+            for name in (*KEPT, "images.npz", "reading.json", "budgets.json", "fewshot.json"):
                 if (folder / name).is_file():
                     shutil.copy(folder / name, target / name)
             result = found_in(target)
@@ -185,7 +186,18 @@ def look_closer(folder: Path, device: str) -> None:
         result["images_per_second"] = throughput(model, next(iter(test()))[0])
         (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     if isinstance(model, AdaTape):
+        (folder / "reading.json").write_text(json.dumps(saturation(model, reads), indent=1) + "\n")
         (folder / "budgets.json").write_text(json.dumps(at_budgets(model, test), indent=1) + "\n")
+
+
+def saturation(model: AdaTape, reads: Reads) -> dict[str, float]:
+    """How far the softmax of a read is from even, and the scale that its norm has come to."""
+    visible = reads.taken[..., 0] >= 0
+    found = {"top_weight": reads.weight.amax(-1)[visible].mean().item()}
+    if isinstance(model.reader.norm, nn.LayerNorm):
+        scale = model.reader.norm.weight[: model.reader.reading.query_width].detach()
+        found["norm_scale"] = scale.square().mean().sqrt().item()
+    return found
 
 
 def throughput(model: Adaptive, x: Tensor) -> float:

@@ -212,6 +212,28 @@ def difficulty_table(every: Sequence[Cell], plain: str) -> str:
     return table(head, rows) if rows else ""
 
 
+def saturations(every: Sequence[Cell]) -> str:
+    """Why lengths are what they are: a large scale makes one weight all there is, and a tape of a few steps is full."""
+    rows = []
+    for cell in every:
+        told = [json.loads(path.read_text()) for folder in cell.folders if (path := folder / "reading.json").is_file()]
+        if not told:
+            continue
+        scales = [each["norm_scale"] for each in told if "norm_scale" in each]
+        spread = statistics.fmean(value**0.5 for value in cell.values("length_var"))
+        rows.append(
+            [
+                cell.recipe,
+                cell.name,
+                f"{statistics.fmean(scales):.2f}" if scales else "",
+                f"{statistics.fmean(each['top_weight'] for each in told):.2f}",
+                f"{cell.mean('length_mean'):.1f} ± {spread:.1f}",
+            ]
+        )
+    head = ["set", "system", "scale of the norm, trained", "largest weight of a step", "tape"]
+    return table(head, rows) if rows else ""
+
+
 def budgets(every: Sequence[Cell]) -> str:
     """Accuracy of one trained model where it may read less, mean over seeds."""
     rows = []
@@ -234,6 +256,7 @@ def sections(every: Sequence[Cell], plain: str) -> dict[str, str]:
         "At equal cost": margin_table(every),
         "Few shots": few_shots(every),
         "Does length follow difficulty?": difficulty_table(every, plain),
+        "Why lengths are what they are": saturations(every),
         "One model, smaller budgets": budgets(every),
     }
     return {name: text for name, text in parts.items() if text}

@@ -131,3 +131,13 @@ def test_the_controls_read_unread_tokens_in_their_own_order() -> None:
     seen = {tuple(at_random(d, 2)[0].tolist()) for _ in range(50)}
     assert len(seen) > 5
     assert all(place % 3 for pair in seen for place in pair)
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_the_shared_norm_learns_only_where_it_may(learns: bool) -> None:
+    bank = LearnedBank(40, 16)
+    reader = TapeReader(16, Reading(steps=3, merge=2, query_width=8, norm_scale=0.5, norm_learns=learns), 40)
+    reader(torch.randn(4, 16), bank.open(torch.zeros(4))).tokens.sum().backward()
+    assert all((p.grad is not None) == learns for p in reader.norm.parameters())
+    assert bank.tokens.grad is not None
+    assert torch.equal(reader.norm.weight, torch.full((16,), 0.5))  # type: ignore[arg-type]

@@ -37,6 +37,8 @@ class Reading:
     """whether the halting step counts in that loss"""
     norm_scale: float = 1.0
     """initial scale of the LayerNorm that query and bank share"""
+    norm_learns: bool = True
+    """whether that norm's scale and shift are trained; a scale that grows saturates the softmax, and tapes get short"""
     noise: float = 0.0
     """standard deviation of the noise on the training query"""
     hide: float = 0.0

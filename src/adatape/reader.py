@@ -57,6 +57,7 @@ class TapeReader(nn.Module):
         self.norm = nn.LayerNorm(width, eps=1e-6) if reading.norm else nn.Identity()
         if reading.norm:
             nn.init.constant_(self.norm.weight, reading.norm_scale)  # type: ignore[arg-type]
+            self.norm.requires_grad_(reading.norm_learns)
         self.steps, self.threshold = reading.steps, reading.threshold
 
     @staticmethod
