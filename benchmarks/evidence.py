@@ -117,6 +117,25 @@ LENGTH = {
     **{f"adatape-lambda-{weight:g}": f"{FINER} ponder_weight={weight:g}" for weight in (0, 0.001, 0.1)},
     "adatape-still-lambda-0": f"{FINER} {STILL} ponder_weight=0",
 }
+# One thing changed at a time in AdaTape as published: coarse input, a bank of 64 patches of 4 px or of trained vectors.
+LEARN = "adatape-learn patch=8"
+ABLATIONS = {
+    "adatape": FINER,
+    "adatape-learn": LEARN,
+    **{f"adatape-content-{choice}": f"{FINER} model.options.choose={choice}" for choice in ("random", "order")},
+    "adatape-content-fixed": f"{FINER} model.options.reader=fixed",
+    "adatape-parallel": f"{FINER} model.options.reader=parallel",
+    **{f"adatape-steps-{steps}": f"{FINER} steps={steps} threshold={steps / 5:g} merge=5" for steps in (2, 5, 12)},
+    **{f"adatape-merge-{merge}": f"{FINER} merge={merge}" for merge in (1, 2)},
+    **{f"adatape-bank-patch-{patch}": f"adatape patch=8 bank_patch={patch}" for patch in (2,)},
+    **{f"adatape-ffn-{kind}": f"{FINER} model.options.tape_ffn={kind}" for kind in ("none", "blocks", "append+blocks")},
+    **{f"adatape-query-{width}": f"{FINER} model.options.query_width={width}" for width in (16, 192)},
+    **{f"adatape-at-{layer}": f"{FINER} model.options.layer={layer}" for layer in (0, 3, 6)},
+    "adatape-replace": f"{FINER} model.options.update=replace",
+    **{f"adatape-learn-bank-{size}": f"{LEARN} model.options.bank_size={size}" for size in (100, 10_000)},
+    "adatape-learn-no-noise": f"{LEARN} model.options.noise=0",
+    "adatape-learn-no-hiding": f"{LEARN} model.options.hide=0",
+}
 # What parity is like without pairs, at full length: nothing stops early, so all of one length and seed train together.
 PARITY = {
     f"{name}-{length}": f"{words} length={length} stop_at=null"
@@ -126,7 +145,14 @@ PARITY = {
         **{name: name for name in ("ut", "singles", "random", "order")},
     }.items()
 }
-PLANS = {"parity": PARITY, "tried": TRIED, "coarse": COARSE, "systems": SYSTEMS, "length": LENGTH}
+PLANS = {
+    "parity": PARITY,
+    "tried": TRIED,
+    "coarse": COARSE,
+    "systems": SYSTEMS,
+    "length": LENGTH,
+    "ablations": ABLATIONS,
+}
 
 
 def planned(names: list[str], recipes: list[str], seeds: tuple[int, ...]) -> list[Run]:
