@@ -19,7 +19,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ from adatape.train.stop import Stopped
 from adatape.train.sweep import experiment_of, worded
 
 KEPT = ("config.json", "env.json", "metrics.jsonl", "result.json")
+CLOSER = ("images.npz", "reading.json", "budgets.json", "fewshot.json")
 SEEDS = (0, 1, 2)
 SHOTS, L2 = (1, 5, 10, 25), (1024.0,)
 SELECTIVE = "model.options.reader=selective"
@@ -75,7 +76,7 @@ class Run(NamedTuple):
 COARSE = {
     "plainvit-8": "plainvit patch=8",
     "plainvit-4x8": "plainvit patch=8 model.options.patch_size=[4,8]",
-    "plainvit-4": "plainvit patch=4",
+    **{f"plainvit-4-depth-{depth}": f"plainvit patch=4 model.options.depth={depth}" for depth in (2, 3, 4, 6, 12)},
     "adatape-paper": "adatape patch=8 bank_patch=4",
     "adatape-16": "adatape patch=8 bank_patch=4 steps=16 threshold=4",
     "selective-16": f"adatape patch=8 bank_patch=4 steps=16 {SELECTIVE} ponder_weight=0.001",
@@ -89,7 +90,7 @@ COARSE = {
     ),
 }
 # What was tried before anything was chosen, on 5,000 held-out training images (`--set validate_on=0.1`): seven shapes
-# of a plain ViT, and as many of a tape that is read late, when the coarse tokens may know how hard their image is.
+# of a plain ViT, and as many of a tape that is read early or late, when coarse tokens may know how hard the image is.
 FINER, LATE = "adatape patch=8 bank_patch=4", f"steps=64 {SELECTIVE} model.options.tape_ffn=none"
 TRIED = {
     "plainvit-8": "plainvit patch=8",
@@ -153,6 +154,7 @@ PLANS = {
     "length": LENGTH,
     "ablations": ABLATIONS,
 }
+PUBLISHED = ["coarse", "systems", "length", "ablations"]
 
 
 def planned(names: list[str], recipes: list[str], seeds: tuple[int, ...]) -> list[Run]:
@@ -171,22 +173,33 @@ def experiment_for(given: Run, arguments: argparse.Namespace) -> Experiment:
 
 
 def carry_out(runs: list[Run], arguments: argparse.Namespace) -> None:
-    """Trains side by side in a temporary folder, asks each model what it does with each image, keeps small files."""
+    """Trains side by side in a temporary folder and keeps the small files, then those of a closer look."""
     with tempfile.TemporaryDirectory() as temporary:
         folders = [Path(temporary) / str(place) for place in range(len(runs))]
-        run_together([experiment_for(given, arguments) for given in runs], folders, arguments.device, say)
-        for given, folder in zip(runs, folders, strict=True):
+        results = run_together([experiment_for(given, arguments) for given in runs], folders, arguments.device, say)
+        trained: dict[Run, Path] = {}
+        for given, folder, result in zip(runs, folders, results, strict=True):
+            if "error" in result:
+                print(f"{given.folder}: {result['error']}", flush=True)
+            else:
+                trained[given] = folder
+        for given, folder in trained.items():
+            keep(folder, arguments.out / given.folder, KEPT)
+        for given, folder in trained.items():
             if not arguments.short and given.recipe != "parity":
                 look_closer(folder, arguments.device)
                 learn_from_few(folder, arguments.fewshot, arguments.device)
-            target = arguments.out / given.folder
-            target.mkdir(parents=True, exist_ok=True)
-            for name in (*KEPT, "images.npz", "reading.json", "budgets.json", "fewshot.json"):
-                if (folder / name).is_file():
-                    shutil.copy(folder / name, target / name)
-            result = found_in(target)
-            told = {name: round(result[name], 4) for name in ("accuracy", "length_mean", "gflops_mean")}
+                keep(folder, arguments.out / given.folder, ("result.json", *CLOSER))
+            found = found_in(arguments.out / given.folder)
+            told = {name: round(found[name], 4) for name in ("accuracy", "length_mean", "gflops_mean")}
             print(f"{given.folder} {told}", flush=True)
+
+
+def keep(folder: Path, target: Path, names: Sequence[str]) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if (folder / name).is_file():
+            shutil.copy(folder / name, target / name)
 
 
 def say(moment: Moment) -> None:
@@ -227,7 +240,7 @@ def saturation(model: AdaTape, reads: Reads) -> dict[str, float]:
 
 
 def throughput(model: Adaptive, x: Tensor) -> float:
-    """Images a second in bf16, replayed as a CUDA graph; every system alike, none compiled."""
+    """Images a second in bf16, replayed as a CUDA graph; every system alike: none compiled, none ends early."""
 
     @torch.no_grad()
     def answer(x: Tensor) -> Tensors:
@@ -275,7 +288,9 @@ def work(arguments: argparse.Namespace, runs: list[Run]) -> None:
         started, crew = time.time(), [left[place] for place in places]
         try:
             carry_out(crew, arguments)
-        except (Exception, Stopped) as error:
+        except Stopped:
+            raise
+        except Exception as error:
             print(f"{crew[0].folder} and {len(crew) - 1} more: {type(error).__name__}: {error}"[:500], flush=True)
         print(f"{len(crew)} runs in {time.time() - started:.0f} s", flush=True)
 
@@ -283,7 +298,7 @@ def work(arguments: argparse.Namespace, runs: list[Run]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", nargs="+", choices=list(PLANS), default=list(PLANS)[2:])
+    parser.add_argument("--only", nargs="+", choices=list(PLANS), default=PUBLISHED)
     parser.add_argument("--recipes", nargs="+", default=["cifar100"])
     parser.add_argument("--names", nargs="+", help="of cells, where not all are wanted")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ import torch
 from safetensors.torch import load_file
 from small_runs import tiny
 
-from adatape.train.fleet import Fleet, fleets, run_together
+from adatape.train.fleet import Fleet, _room_to_compile, fleets, run_together
 from adatape.train.folder import WEIGHTS
-from adatape.train.run import run
+from adatape.train.loop import Stats
+from adatape.train.run import Record, run
+from adatape.train.stop import Stopped
 from adatape.train.sweep import with_fields
 
 SYSTEMS = ("adatape", "plainvit", "avit")
@@ -55,3 +59,62 @@ def test_what_shares_batches_is_grouped_in_order() -> None:
 def test_images_are_held_once() -> None:
     fleet = Fleet([tiny("plainvit"), tiny("vit")], "cpu")
     assert fleet.trainers[0].task.batches == fleet.trainers[1].task.batches
+
+
+def test_everyone_begins_with_its_pretrained_weights(tmp_path: Path) -> None:
+    first = tiny("plainvit", steps=1)
+    run(first, tmp_path / "pretrained", "cpu", lambda _: None)
+    again = with_fields(first, {"model.pretrained": str(tmp_path / "pretrained" / WEIGHTS)})
+    mine, theirs = (trainer.model.state_dict() for trainer in Fleet([again, again], "cpu").trainers)
+    trained = load_file(tmp_path / "pretrained" / WEIGHTS)
+    body = [name for name in trained if not name.startswith("vit.head")]  # a head for other classes begins anew
+    assert all(torch.equal(mine[name], theirs[name]) and torch.equal(mine[name], trained[name]) for name in body)
+
+
+def test_one_that_fails_leaves_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    after = Record.after
+
+    def fails(self: Record, stats: Stats) -> None:
+        if self.out.name == "plainvit" and self.trainer.step == 2:
+            raise ValueError("loss was not finite")
+        after(self, stats)
+
+    monkeypatch.setattr(Record, "after", fails)
+    experiments = [tiny(system, steps=4) for system in ("adatape", "plainvit")]
+    good, bad = run_together(experiments, [tmp_path / "adatape", tmp_path / "plainvit"], "cpu")
+    assert good["steps"] == 4
+    assert good["together"] == 2
+    assert bad == {"error": "loss was not finite"}
+    assert not (tmp_path / "plainvit" / "result.json").exists()
+
+
+@pytest.mark.parametrize(("at", "stops"), [(2, True), (3, False)])
+def test_a_signal_ends_it_unless_all_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, stops: bool
+) -> None:
+    after = Record.after
+
+    def signalled(self: Record, stats: Stats) -> None:
+        after(self, stats)
+        if self.trainer.step == at:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Record, "after", signalled)
+    with pytest.raises(Stopped, match="begin anew") if stops else nullcontext():
+        assert len(run_together([tiny("plainvit", steps=3)], [tmp_path / "run"], "cpu")) == 1
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="WORLD_SIZE is 2"):
+        Fleet([tiny("plainvit")], "cpu")
+
+
+def test_dynamo_has_room_for_all_of_a_fleet() -> None:
+    from torch._dynamo import config
+
+    with config.patch(recompile_limit=8):
+        with _room_to_compile([tiny("plainvit", engine__compile=True)] * 12):
+            assert config.recompile_limit >= 24
+        with _room_to_compile([tiny("plainvit")] * 12):
+            assert config.recompile_limit == 8

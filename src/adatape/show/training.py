@@ -149,7 +149,8 @@ def sweep_with_progress(what: Any, over: list[str], out: Path | None, device: st
     results: dict[int, dict[str, Any]] = {}
     with progress_bar() as bar:
         task = bar.add_task("sweep", total=len(grid), note="")
-        for places in fleets([each for _, each in grid], together):
+        alone = [[place] for place in range(len(grid))]
+        for places in fleets([each for _, each in grid], together) if together > 1 else alone:
             bar.update(task, note=" ".join(f"{key}={value}" for key, value in grid[places[0]][0].items()))
             folders = [out / str(place) for place in places]
             if together > 1:
@@ -161,6 +162,10 @@ def sweep_with_progress(what: Any, over: list[str], out: Path | None, device: st
     rows = []
     for place, (chosen, _) in enumerate(grid):
         result = results[place]
+        if "error" in result:
+            rows.append({**chosen, **result})
+            table.add_row(*map(str, chosen.values()), result["error"], "", "", "")
+            continue
         rows.append({**chosen, **{key: result[key] for key in ("accuracy", "length_mean", "gflops", "steps")}})
         figures = (f"{result['accuracy']:.2%}", f"{result['length_mean']:.1f}", f"{result['gflops_mean']:.4f}")
         table.add_row(*map(str, chosen.values()), *figures, str(result["steps"]))

@@ -7,8 +7,9 @@ is another sample.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,18 @@ from adatape.train.loop import Stats, Trainer
 from adatape.train.run import Record, Watch
 from adatape.train.stop import Stop, Stopped
 
+COMPILED_FOR_EACH = 4  # in training and scoring, with the last batch of a set, and one to spare
+
 
 def common(experiment: Experiment) -> dict[str, Any]:
-    """What runs must have in common to learn from the same batches."""
+    """What runs must have in common to learn from the same batches in one process."""
     settings = experiment.optimizer
     return {
         "data": experiment.data,
         "seed": experiment.seed,
         "optimizer.batch": settings.batch,
         "optimizer.steps": settings.steps,
+        "engine.deterministic": experiment.engine.deterministic,
     }
 
 
@@ -78,24 +82,59 @@ class Fleet:
 def run_together(
     experiments: Sequence[Experiment], folders: Sequence[Path], device: str, watch: Watch = lambda _: None
 ) -> list[dict[str, Any]]:
-    """As `run` for each, in folders that look the same; `watch` sees the first. What is stopped is not resumed."""
-    fleet = Fleet(experiments, local_device(device))
-    for experiment, folder in zip(experiments, folders, strict=True):
-        prepare(folder, experiment, device)
-    watches = [watch, *[lambda _: None] * (len(folders) - 1)]
-    records = [Record(*each, facts={}) for each in zip(fleet.trainers, folders, watches, strict=True)]
-    with Stop() as stop, ExitStack() as open_records:
-        for record in records:
-            open_records.enter_context(record)
-        for each in fleet.train():
-            for record, stats in zip(records, each, strict=True):
+    """As `run` for each, in folders that look the same; `watch` sees the first. What is stopped is not resumed.
+
+    A run that fails leaves `{"error": why}` in place of its result, and the others go on. Times are those of all.
+    """
+    with _room_to_compile(experiments), Stop() as stop:
+        fleet = Fleet(experiments, local_device(device))
+        for experiment, folder in zip(experiments, folders, strict=True):
+            prepare(folder, experiment, device)
+        watches = [watch, *[lambda _: None] * (len(folders) - 1)]
+        records = [Record(*each, facts={}) for each in zip(fleet.trainers, folders, watches, strict=True)]
+        errors: dict[Record, str] = {}
+        with ExitStack() as open_records:
+            for record in records:
+                open_records.enter_context(record)
+            for step, each in enumerate(fleet.train(), 1):
+                _note(records, each, errors)
+                if stop.code is not None and step < experiments[0].optimizer.steps:
+                    raise Stopped(stop.code, f"stopped at step {step}; runs side by side begin anew")
+        seconds = records[0].seconds
+    return [
+        {"error": errors[record]} if record in errors else record.conclude(seconds=seconds, together=len(records))
+        for record in records
+    ]
+
+
+def _note(records: Sequence[Record], each: Sequence[Stats], errors: dict[Record, str]) -> None:
+    for record, stats in zip(records, each, strict=True):
+        if record not in errors:
+            try:
                 record.after(stats)
-            if stop.code is not None:
-                raise Stopped(stop.code, f"stopped at step {fleet.trainers[0].step}; runs side by side begin anew")
-    return [record.conclude() for record in records]
+            except ValueError as error:  # its loss is no number any more
+                errors[record] = str(error)
+    if records[0].trainer.step % records[0].experiment.evaluate_every == 0:
+        for record in records:
+            record.restart_clock()
+
+
+@contextmanager
+def _room_to_compile(experiments: Sequence[Experiment]) -> Iterator[None]:
+    """All models share one forward, of which dynamo compiles eight by itself and runs the ninth uncompiled."""
+    if not any(experiment.engine.compile for experiment in experiments):
+        yield
+        return
+    from torch._dynamo import config
+
+    torch.compiler.reset()
+    with config.patch(recompile_limit=max(config.recompile_limit, COMPILED_FOR_EACH * len(experiments))):
+        yield
 
 
 def _check_alike(experiments: Sequence[Experiment]) -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}; runs side by side are for one process")
     theirs = common(experiments[0])
     for experiment in experiments:
         if experiment.stop_at is not None:

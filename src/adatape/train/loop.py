@@ -153,7 +153,7 @@ class Trainer:
 
 
 def _shared(experiment: Experiment, task: Task) -> Task:
-    return task._replace(build=lambda: build_for(experiment))
+    return task._replace(build=lambda: build_for(experiment, weights=True))
 
 
 def total_loss(output: Output, target: Tensor, ponder_weight: float, kind: str = "softmax") -> Tensor:

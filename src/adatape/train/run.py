@@ -39,7 +39,6 @@ class Moment(NamedTuple):
     score: Score | None = None
 
 
-LOGGED = ("epoch", "loss", "accuracy", "length_mean", "length_sd", "samples_per_second")
 Watch = Callable[[Moment], None]
 Say = Callable[[str], None]
 
@@ -116,8 +115,8 @@ class Record:
             if self.journal is not None:
                 self.journal.close()
 
-    def conclude(self) -> dict[str, Any]:
-        return conclude(self.trainer, self.out, self.seconds)
+    def conclude(self, **facts: Any) -> dict[str, Any]:
+        return conclude(self.trainer, self.out, **{"seconds": self.seconds, **facts})
 
     @property
     def seconds(self) -> float:
@@ -185,8 +184,12 @@ class Record:
             self.journal.write("validation", moment.step, epoch=moment.epoch, **plain(result), seconds=self.seconds)
             self.journal.histogram("validation/lengths", result.lengths, moment.step)
         self.watch(moment._replace(score=result))
-        self.logged = time.perf_counter()  # scoring is no part of the throughput
+        self.restart_clock()
         return improved
+
+    def restart_clock(self) -> None:
+        """After scoring, which is no part of the throughput."""
+        self.logged = time.perf_counter()
 
     def save(self) -> None:
         facts = {"accuracy": self.accuracy, "met": self.met, "best": self.best, "seconds": self.seconds}
@@ -209,8 +212,8 @@ def go_back(trainer: Trainer, out: Path, say: Say) -> dict[str, Any]:
     return {}
 
 
-def conclude(trainer: Trainer, out: Path, seconds: float) -> dict[str, Any]:
-    """Scores the test set, saves the weights, and writes and returns `result.json`."""
+def conclude(trainer: Trainer, out: Path, seconds: float, **facts: Any) -> dict[str, Any]:
+    """Scores the test set, saves the weights, and writes and returns `result.json`, with further facts of the run."""
     whole = total(cost(trainer.model))
     result = {
         **plain(trainer.evaluate("test", costs=True)),
@@ -220,6 +223,7 @@ def conclude(trainer: Trainer, out: Path, seconds: float) -> dict[str, Any]:
         "parameters": whole.parameters,
         "gflops": whole.macs / 1e9,
         **unreadable(trainer),
+        **facts,
     }
     with trainer.averaged():
         weights = whole_state(trainer.model)

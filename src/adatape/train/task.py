@@ -63,16 +63,16 @@ def _mismatch(experiment: Experiment) -> ValueError:
     return ValueError(f"data is {data} and model {model}; Parity goes with SequenceModel, Images with ImageModel")
 
 
-def build_for(experiment: Experiment) -> Adaptive:
-    """The model alone, untrained, for weights to be loaded into."""
+def build_for(experiment: Experiment, weights: bool = False) -> Adaptive:
+    """The model alone: by default untrained, for weights to be loaded into; with weights as training begins it."""
     data, model = experiment.data, experiment.model
     if isinstance(data, Parity) and isinstance(model, SequenceModel):
         return build_sequence_model(model, data.length)
     if isinstance(data, Images) and isinstance(model, ImageModel):
         if data.source == "shards":
-            return build_image_model(model, data.size, CHANNELS, classes_of(data), weights=False)
+            return build_image_model(model, data.size, CHANNELS, classes_of(data), weights)
         test = open_images(data, "test")
-        return build_image_model(model, data.size, test.channels, test.classes, weights=False)
+        return build_image_model(model, data.size, test.channels, test.classes, weights)
     raise _mismatch(experiment)
 
 
