@@ -36,12 +36,14 @@ def both(name: str) -> tuple[str, str]:
     return f"{name}:bank=learn", name
 
 
-B16 = both("adatape_base_patch16_224")
+B16, LARGE = both("adatape_base_patch16_224"), both("adatape_large_patch16_224")
+PLAIN = "plainvit_base_patch16_224"  # a ViT that embeds its patches as AdaTape does
 PARTS = {
-    "b16": Part(B16, (256,)),
+    "b16": Part((*B16, PLAIN), (256,)),
     "b32": Part(both("adatape_base_patch32_224"), (256,)),
-    "large": Part(both("adatape_large_patch16_224"), (64,)),
-    "one": Part(B16, (1,), ("inference",)),
+    "large": Part(LARGE, (256,), ("inference",)),
+    "large-train": Part(LARGE, (256,), ("train",), ("--graphs", "off")),  # three with graphs do not fit
+    "one": Part((*B16, PLAIN), (1,), ("inference",)),
     "batches": Part(B16, (8, 64)),
     "data": Part(B16, (256,), extra=("--data",)),
     "systems": Part(("u2t_base_patch16_224", "uvit_base_patch16_224"), (256,)),

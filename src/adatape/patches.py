@@ -1,7 +1,7 @@
 """Patches as rows: an image cut into what a convolution without overlap sees, and projected by one matrix product.
 
-It computes what timm's PatchEmbed does from the same weights. The product takes a tenth of the convolution's time on
-a GPU, where cuDNN turns the image's layout around first.
+It computes what timm's PatchEmbed does from the same weights. On a GPU the product takes a fraction of the
+convolution's time, since cuDNN turns the image's layout around first.
 """
 
 from __future__ import annotations
