@@ -180,6 +180,8 @@ def check_exportable(model: Adaptive) -> None:
             "reader is act; the last token of its budget takes what ACT has left, so a shorter tape is not "
             "the beginning of a longer one, and no graph with a free length can be exported"
         )
+    if isinstance(model, AdaTape) and model.doubts:
+        raise ValueError("doubts is True; exported graphs cut a tape by its own weights alone, so far")
     if isinstance(model, AdaTape) and model.reader.gates:
         raise ValueError("reader is selective; its gates weigh attention, which exported graphs do not take yet")
     if isinstance(model, AdaTape) and halts(model) and model.reader.reading.choose == "random":

@@ -40,6 +40,11 @@ def hide_beyond(tape: Tape, budget: Int[Tensor, "b"]) -> Tape:
     )
 
 
+def in_doubt(guess: Float[Tensor, "b k"], steps: int) -> Int[Tensor, "b"]:
+    """Of so many tokens the share that the guess leaves open: none where it is certain, all where it knows nothing."""
+    return ((1 - guess.float().softmax(-1).amax(-1)) * steps).ceil().long()
+
+
 def key_bias(visible: Bool[Tensor, "b m"], gate: Float[Tensor, "h"], tape: int) -> Float[Tensor, "b h 1 m"]:
     """What to add to attention scores: 0 for inputs, each head's log-gate for the last `tape` rows, -∞ for hidden."""
     opened = torch.arange(visible.shape[1], device=visible.device) >= visible.shape[1] - tape

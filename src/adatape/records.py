@@ -33,3 +33,4 @@ class Output(NamedTuple):
     ponder: Tensor  # (b,)
     tape: Tape | None = None
     steps: Steps | None = None
+    guess: Tensor | None = None  # (b, classes), what a model that doubts would answer without a tape

@@ -93,6 +93,7 @@ def _adatape(model: AdaTape, tape: int) -> list[Part]:
         _embedding(vit),
         Part("bank", _count(model.bank), token_macs(model.bank) if tape else 0),
         Part("reader", _count(reader), _read_macs(model.reader, model.bank.size, tape)),
+        *([Part("guess", 0, _head(vit).macs if reader.steps else 0)] if model.doubts else []),
         Part("blocks", _count(vit.blocks, vit.norm, *gate) - own + _count(model.append_mlp), blocks),
         Part("tape feed-forwards", own, tape * sum(_per_token(ffn) for ffn in own_ffns)),
         _head(vit),

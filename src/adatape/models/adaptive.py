@@ -27,6 +27,7 @@ class Walk(NamedTuple):
     visible: Tensor | None = None  # (b, m) bool; None when every row counts
     tape: Tape | None = None
     steps: Steps | None = None
+    guess: Tensor | None = None  # (b, classes), from before a tape was read
 
 
 Visit = Callable[[int, Tensor], None]
@@ -52,7 +53,7 @@ class Adaptive(nn.Module, ABC):
         walk = self.walk(x, no_visit, key)
         features = self.vit.forward_head(self._settle(self._looked_at(walk)), pre_logits=True)
         logits = self.vit.head(features)
-        return Output(logits, features, walk.ponder, walk.tape, walk.steps) if output else logits
+        return Output(logits, features, walk.ponder, walk.tape, walk.steps, walk.guess) if output else logits
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Normalised tokens: prefix, patches, then tape; `forward_head` of them is `forward`."""

@@ -15,7 +15,19 @@ from adatape.banks import Bank, InputBank, LearnedBank, NoBank
 from adatape.config import ReaderName, Reading, TapeFFN
 from adatape.encoder import TapeBlock, TapeBlocksFrom, TapeGate, tape_mlp
 from adatape.graph import exporting, fixed
-from adatape.layout import TapeRows, append, buckets, key_bias, pack, packing, tape_rows, token_bias, unpack
+from adatape.layout import (
+    TapeRows,
+    append,
+    buckets,
+    hide_beyond,
+    in_doubt,
+    key_bias,
+    pack,
+    packing,
+    tape_rows,
+    token_bias,
+    unpack,
+)
 from adatape.models.adaptive import Adaptive, Visit, Walk, check_backbone, no_visit
 from adatape.models.registry import SIZES, register, split
 from adatape.ragged import Packed, hide_tail
@@ -24,6 +36,7 @@ from adatape.records import Tape
 BankName = Literal["input", "learn"]
 QueryName = Literal["mean", "token"]
 READING_FIELDS = [field.name for field in dataclasses.fields(Reading)]
+ALL_GATES = 1e-6  # a floor that none is below
 FFN_PLACES: dict[TapeFFN, tuple[str, ...]] = {
     "none": (),
     "append": ("append",),
@@ -39,6 +52,10 @@ class AdaTape(Adaptive):
     models), in each block that follows, in both (its JFT models), or nowhere. `query` is the mean of the tokens or
     the class token; by default it is what the ViT pools. `reader` names an ablation of the reader. With `gate` the
     model starts as the ViT, whatever its budget: heads open to the tape as they learn to, and no tape row is pooled.
+
+    A model that `doubts` guesses the answer before it reads, by its own head, and of the tape that its reader offers
+    takes as large a share as the guess leaves open. In training tapes are cut at random instead (`sample_budgets`),
+    and the guess is learnt beside the answer.
     """
 
     def __init__(
@@ -52,9 +69,12 @@ class AdaTape(Adaptive):
         tape_ffn: TapeFFN = "append",
         query: QueryName | None = None,
         gate: bool = False,
+        doubts: bool = False,
     ) -> None:
         super().__init__(vit)
         reading = reading or Reading()
+        if doubts and not reading.sample_budgets:
+            raise ValueError("doubts is True and sample_budgets False; a model must be trained at all lengths to doubt")
         query = query or ("token" if vit.global_pool == "token" else "mean")
         _check_placement(vit, layer, tape_ffn, query)
         self.layer, self.tape_ffn, self.query = layer, tape_ffn, query
@@ -66,7 +86,7 @@ class AdaTape(Adaptive):
             tape_mlp(vit.embed_dim, _hidden_width(vit)) if "append" in FFN_PLACES[tape_ffn] else nn.Identity()
         )
         self.gate = TapeGate(len(vit.blocks) - layer, _heads(vit)) if gate else None
-        self.packed, self.buckets = False, 0
+        self.packed, self.buckets, self.doubts = False, 0, doubts
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Turns the cost up or down, at any time: steps=0 is the plain ViT, bit for bit; no argument resets."""
@@ -94,13 +114,19 @@ class AdaTape(Adaptive):
             visit(layer, tokens)
         if below == depth:
             return Walk(tokens, tokens.new_zeros(tokens.shape[0], dtype=torch.float32))
+        guess = self._guess(tokens) if self.doubts else None
         tape = self.reader(self._query(tokens), self.bank.open(x), key)
+        if guess is not None and not self.training:
+            tape = hide_beyond(tape, in_doubt(guess, self.reader.steps))
         inputs = tokens.shape[1]
         tokens, visible = append(tokens, self.append_mlp(tape.tokens), tape.mask)
         tokens = self._carry(tokens, tape, visible, visit)
         if self._biased():
-            return Walk(tokens[:, :inputs], tape.ponder, None, tape)
-        return Walk(tokens, tape.ponder, None if self._hides_nothing() else visible, tape)
+            return Walk(tokens[:, :inputs], tape.ponder, None, tape, guess=guess)
+        return Walk(tokens, tape.ponder, None if self._hides_nothing() else visible, tape, guess=guess)
+
+    def _guess(self, tokens: Tensor) -> Tensor:
+        return self.vit.forward_head(self._settle(self._looked_at(Walk(tokens, tokens))))
 
     def _carry(self, tokens: Tensor, tape: Tape, visible: Tensor, visit: Visit) -> Tensor:
         """Inputs and tape through the other blocks; what becomes of hidden rows depends on how they are laid out."""
@@ -174,7 +200,7 @@ class AdaTape(Adaptive):
 
     def _hides_nothing(self) -> bool:
         """Whether every tape is as long as any, whatever was read; a graph to be exported cuts tapes by itself."""
-        return self.reader.always_full and not exporting()
+        return self.reader.always_full and not self.doubts and not exporting()
 
     def _scale(self, tape: Tape, rows: int) -> Tensor | None:
         """For the one ablation that scales inside blocks: 1 for inputs, what a token weighs for the tape."""
@@ -235,13 +261,15 @@ def wrap(
 ) -> AdaTape:
     """AdaTape around a ViT that exists already, and computes what the ViT does until it is trained.
 
-    `options` are AdaTape's own (layer, tape_ffn, query, reader) and fields of `Reading`. The bank starts from the
-    ViT's patch embedding. `gate=False` lets every head look at the tape at once, as in a model trained from scratch.
+    `options` are AdaTape's own (layer, tape_ffn, query, reader, doubts) and fields of `Reading`. The bank starts from
+    the ViT's patch embedding. `gate=False` lets every head look at the tape at once, as in a model trained from scratch.
     The ViT keeps its blocks: tape_ffn with "blocks" needs one that was built with `block_fn=TapeBlocksFrom(layer)`.
     """
     check_backbone(vit)
     fields, own = split(options, READING_FIELDS)
-    reading = dataclasses.replace(reading or default_reading(bank), **_settled(fields, own.get("reader")))
+    reading = dataclasses.replace(
+        reading or default_reading(bank), **_settled(fields, own.get("reader"), own.get("doubts", False))
+    )
     source = make_bank(bank, vit, patch, bank_size)
     if source is not bank:
         source.start_from(vit)
@@ -259,10 +287,17 @@ def make_bank(bank: BankName | Bank, vit: VisionTransformer, patch: int, bank_si
     raise ValueError(f"bank is {bank!r}; it must be 'input', 'learn' or an adatape.banks.Bank")
 
 
-def _settled(fields: dict[str, Any], reader: str | None) -> dict[str, Any]:
-    """Gates are at most 1: a selective reader's threshold of `steps` never ends a tape, unless one is given."""
-    never = {"threshold": float(fields.get("steps", Reading.steps)), "merge": 1}
-    return {**never, **fields} if reader == "selective" else fields
+def _settled(fields: dict[str, Any], reader: str | None, doubts: bool) -> dict[str, Any]:
+    """What goes with a choice, unless it is given.
+
+    Gates are at most 1: a selective reader's threshold of `steps` never ends a tape. Where doubt ends tapes, gates
+    leave that to it, and training has to see all lengths.
+    """
+    settled: dict[str, Any] = {"sample_budgets": True} if doubts else {}
+    if reader == "selective":
+        settled |= {"threshold": float(fields.get("steps", Reading.steps)), "merge": 1}
+        settled |= {"floor": ALL_GATES} if doubts else {}
+    return {**settled, **fields}
 
 
 def default_reading(bank: BankName | Bank, large: bool = False) -> Reading:
@@ -282,6 +317,7 @@ def build(
     layer: int = 1,
     query: QueryName | None = None,
     gate: bool = False,
+    doubts: bool = False,
     **options: Any,
 ) -> AdaTape:
     """An AdaTape from scratch; `options` are fields of `Reading` and arguments of timm's VisionTransformer."""
@@ -289,12 +325,13 @@ def build(
         raise ValueError(f"bank is {bank!r}; it must be 'input' or 'learn'")
     fields, options = split(options, READING_FIELDS)
     reading = default_reading(bank, large=options.get("depth", 12) > 12)
-    reading = dataclasses.replace(reading, **_settled(fields, reader))
+    reading = dataclasses.replace(reading, **_settled(fields, reader, doubts))
     pooling: dict[str, Any] = {} if bank == "learn" else {"class_token": False, "global_pool": "avg", "fc_norm": False}
     blocks: dict[str, Any] = {"block_fn": TapeBlocksFrom(layer)} if "blocks" in tape_ffn else {}
     vit = VisionTransformer(**{**pooling, **blocks, **options})
     source = NoBank() if reader == "fixed" else make_bank(bank, vit, bank_patch, bank_size)
-    return AdaTape(vit, source, reading, reader=reader, layer=layer, tape_ffn=tape_ffn, query=query, gate=gate)
+    own: dict[str, Any] = {"reader": reader, "layer": layer, "tape_ffn": tape_ffn, "query": query}
+    return AdaTape(vit, source, reading, gate=gate, doubts=doubts, **own)
 
 
 for _size, _shape in SIZES.items():
