@@ -262,7 +262,7 @@ def wrap(
     """AdaTape around a ViT that exists already, and computes what the ViT does until it is trained.
 
     `options` are AdaTape's own (layer, tape_ffn, query, reader, doubts) and fields of `Reading`. The bank starts from
-    the ViT's patch embedding. `gate=False` lets every head look at the tape at once, as in a model trained from scratch.
+    the ViT's patch embedding. `gate=False` lets every head look at the tape at once, as in one from scratch.
     The ViT keeps its blocks: tape_ffn with "blocks" needs one that was built with `block_fn=TapeBlocksFrom(layer)`.
     """
     check_backbone(vit)
