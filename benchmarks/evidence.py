@@ -90,7 +90,7 @@ COARSE = {
     ),
 }
 # What was tried before anything was chosen, on 5,000 held-out training images (`--set validate_on=0.1`): seven shapes
-# of a plain ViT, and as many of a tape that is read early or late, when coarse tokens may know how hard the image is.
+# of a plain ViT, as many of a tape that is read by gates, and as many of one that is read by doubt.
 FINER, LATE = "adatape patch=8 bank_patch=4", f"steps=64 {SELECTIVE} model.options.tape_ffn=none"
 TRIED = {
     "plainvit-8": "plainvit patch=8",
@@ -101,6 +101,13 @@ TRIED = {
             f"{FINER} {LATE} model.options.depth={depth} model.options.layer={layer} ponder_weight=0.001"
         )
         for depth, layer in ((4, 0), (4, 2), (6, 2), (6, 3), (8, 4), (12, 6))
+    },
+    **{
+        f"doubting-depth-{depth}-at-{layer}": (
+            f"{FINER} {LATE} model.options.doubts=true model.options.depth={depth} model.options.layer={layer} "
+            "ponder_weight=0"
+        )
+        for depth, layer in ((4, 1), (4, 2), (6, 2), (6, 3), (8, 3), (8, 4), (12, 6))
     },
     "selective-depth-8-at-4-dear": (f"{FINER} {LATE} model.options.depth=8 model.options.layer=4 ponder_weight=0.004"),
     "adatape-paper": FINER,

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from adatape.measure.difficulty import Correlation, spearman
-from adatape.show.pictures.style import FAINT, GREEN, INK, ORANGE, PURPLE, picture, tidy
+from adatape.show.pictures.style import ALERT, FAINT, GREEN, INK, ORANGE, PURPLE, picture, tidy
 
 BEGIN, END = "<!-- evidence -->", "<!-- end of evidence -->"
-PLAIN, OURS = "plainvit", ("adatape", "selective")
-COLOURS = {"selective": GREEN, "adatape": PURPLE, PLAIN: FAINT}
+PLAIN, OURS = "plainvit", ("adatape", "selective", "doubting")
+COLOURS = {"doubting": ALERT, "selective": GREEN, "adatape": PURPLE, PLAIN: FAINT}
 DEARER = 1.02  # what a rival may cost at most, in units of ours: equal but for a rounding of lengths
 
 
