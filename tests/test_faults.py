@@ -284,7 +284,7 @@ class Unplugged(Exception):  # noqa: N818
     """The machine went away."""
 
 
-def unplugged(*_: Any) -> None:
+def unplugged(*_: Any, **__: Any) -> None:
     raise Unplugged
 
 
