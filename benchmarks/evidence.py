@@ -72,11 +72,15 @@ class Run(NamedTuple):
         return f"adatape train {self.recipe} --system {system} {given} --seed {self.seed}{sets}".replace("  ", " ")
 
 
-# Coarse input and a finer bank, where the tape is a real share of the sequence; ViTs of about the same cost beside it.
-COARSE = {
+# Plain ViTs from 0.06 to 0.36 GFLOPs: depth and patch both make a cost.
+PLAIN = {
     "plainvit-8": "plainvit patch=8",
     "plainvit-4x8": "plainvit patch=8 model.options.patch_size=[4,8]",
     **{f"plainvit-4-depth-{depth}": f"plainvit patch=4 model.options.depth={depth}" for depth in (2, 3, 4, 6, 12)},
+}
+# Coarse input and a finer bank, where the tape is a real share of the sequence; ViTs of about the same cost beside it.
+COARSE = {
+    **PLAIN,
     "adatape-paper": "adatape patch=8 bank_patch=4",
     "adatape-16": "adatape patch=8 bank_patch=4 steps=16 threshold=4",
     "selective-16": f"adatape patch=8 bank_patch=4 steps=16 {SELECTIVE} ponder_weight=0.001",
@@ -93,9 +97,7 @@ COARSE = {
 # of a plain ViT, as many of a tape that is read by gates, and as many of one that is read by doubt.
 FINER, LATE = "adatape patch=8 bank_patch=4", f"steps=64 {SELECTIVE} model.options.tape_ffn=none"
 TRIED = {
-    "plainvit-8": "plainvit patch=8",
-    "plainvit-4x8": "plainvit patch=8 model.options.patch_size=[4,8]",
-    **{f"plainvit-4-depth-{depth}": f"plainvit patch=4 model.options.depth={depth}" for depth in (2, 3, 4, 6, 12)},
+    **PLAIN,
     **{
         f"selective-depth-{depth}-at-{layer}": (
             f"{FINER} {LATE} model.options.depth={depth} model.options.layer={layer} ponder_weight=0.001"

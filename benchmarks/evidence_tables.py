@@ -40,6 +40,10 @@ class Cell(NamedTuple):
     def values(self, name: str) -> list[float]:
         return [float(result[name]) for result in self.results if result.get(name) is not None]
 
+    def told(self, name: str) -> list[Any]:
+        """What the runs that have such a file say in it."""
+        return [json.loads(path.read_text()) for folder in self.folders if (path := folder / name).is_file()]
+
     def mean(self, name: str) -> float:
         found = self.values(name)
         return statistics.fmean(found) if found else math.nan
@@ -167,7 +171,7 @@ def few_shots(every: Sequence[Cell]) -> str:
     """Mean over pre-training seeds of the mean over draws; ± is over pre-training seeds."""
     rows, columns = [], []
     for cell in every:
-        told = [json.loads(path.read_text()) for folder in cell.folders if (path := folder / "fewshot.json").is_file()]
+        told = cell.told("fewshot.json")
         if not told:
             continue
         keys = [(name, row["shots"]) for name, found in told[0].items() for row in found]
@@ -229,7 +233,7 @@ def saturations(every: Sequence[Cell]) -> str:
     """Why lengths are what they are: a large scale makes one weight all there is, and a tape of a few steps is full."""
     rows = []
     for cell in every:
-        told = [json.loads(path.read_text()) for folder in cell.folders if (path := folder / "reading.json").is_file()]
+        told = cell.told("reading.json")
         if not told:
             continue
         scales = [each["norm_scale"] for each in told if "norm_scale" in each]
@@ -251,7 +255,7 @@ def budgets(every: Sequence[Cell]) -> str:
     """Accuracy of one trained model where it may read less, mean over seeds."""
     rows = []
     for cell in every:
-        told = [json.loads(path.read_text()) for folder in cell.folders if (path := folder / "budgets.json").is_file()]
+        told = cell.told("budgets.json")
         if not told:
             continue
         points = [

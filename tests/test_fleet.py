@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from small_runs import tiny
 
-from adatape.train.fleet import Fleet, _room_to_compile, fleets, run_together
+from adatape.train.fleet import Fleet, _room_for, fleets, run_together
 from adatape.train.folder import WEIGHTS
 from adatape.train.loop import Stats
 from adatape.train.run import Record, run
@@ -114,7 +114,7 @@ def test_dynamo_has_room_for_all_of_a_fleet() -> None:
     from torch._dynamo import config
 
     with config.patch(recompile_limit=8):
-        with _room_to_compile([tiny("plainvit", engine__compile=True)] * 12):
+        with _room_for([tiny("plainvit", engine__compile=True)] * 12):
             assert config.recompile_limit >= 24
-        with _room_to_compile([tiny("plainvit")] * 12):
+        with _room_for([tiny("plainvit")] * 12):
             assert config.recompile_limit == 8

@@ -5,7 +5,8 @@ And whether a graph is being exported, to be run by other programs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -22,6 +23,19 @@ def exporting() -> bool:
 def fixed() -> bool:
     """Whether what runs now is recorded to be repeated, so that no value of it may decide what comes next."""
     return torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+@contextmanager
+def room_to_compile(forwards: int) -> Iterator[None]:
+    """For so many graphs of one function: dynamo keeps eight by itself, and runs the ninth uncompiled without an error.
+
+    All our models share one forward.
+    """
+    from torch._dynamo import config
+
+    limit = max(config.recompile_limit, forwards)
+    with config.patch(recompile_limit=limit, fail_on_recompile_limit_hit=True):
+        yield
 
 
 def captured(function: Callable[..., Tensors]) -> Callable[..., Tensors]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from adatape.data.augment import vary
 from adatape.data.batch import Batch
 from adatape.data.loaders import scaled
-from adatape.graph import WARM_UP_CALLS, Tensors, captured
+from adatape.graph import WARM_UP_CALLS, Tensors, captured, room_to_compile
 from adatape.keyed import keys_of
 from adatape.measure.speed import Call, Side
 from adatape.models.adaptive import Adaptive
@@ -35,7 +35,7 @@ Compile = Literal["none", "default", "max-autotune"]
 PONDER_WEIGHT = 0.01
 RATE = 1e-5
 NEVER = -30.0  # the logit of a halting score that no number of steps sums up to anything
-SIDES_COMPILED = 64  # of one forward; dynamo's own limit of 8 would leave the ninth uncompiled without an error
+SIDES_COMPILED = 64
 
 
 class How(NamedTuple):
@@ -91,9 +91,7 @@ def build_side(name: str, options: Mapping[str, Any], how: How) -> Side:
 def _compiling(how: How) -> Any:
     if how.compile == "none":
         return nullcontext()
-    import torch._dynamo
-
-    return torch._dynamo.config.patch(recompile_limit=SIDES_COMPILED, fail_on_recompile_limit_hit=True)
+    return room_to_compile(SIDES_COMPILED)
 
 
 def _compiled(model: nn.Module, how: How) -> Callable[..., Any]:

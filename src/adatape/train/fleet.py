@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from adatape.config import Experiment
 from adatape.data.batch import Batch
-from adatape.graph import Tensors, captured, side_by_side
+from adatape.graph import Tensors, captured, room_to_compile, side_by_side
 from adatape.train.distributed import local_device
 from adatape.train.folder import prepare
 from adatape.train.loop import Stats, Trainer
@@ -86,7 +86,7 @@ def run_together(
 
     A run that fails leaves `{"error": why}` in place of its result, and the others go on. Times are those of all.
     """
-    with _room_to_compile(experiments), Stop() as stop:
+    with _room_for(experiments), Stop() as stop:
         fleet = Fleet(experiments, local_device(device))
         for experiment, folder in zip(experiments, folders, strict=True):
             prepare(folder, experiment, device)
@@ -119,17 +119,11 @@ def _note(records: Sequence[Record], each: Sequence[Stats], errors: dict[Record,
             record.restart_clock()
 
 
-@contextmanager
-def _room_to_compile(experiments: Sequence[Experiment]) -> Iterator[None]:
-    """All models share one forward, of which dynamo compiles eight by itself and runs the ninth uncompiled."""
+def _room_for(experiments: Sequence[Experiment]) -> AbstractContextManager[None]:
     if not any(experiment.engine.compile for experiment in experiments):
-        yield
-        return
-    from torch._dynamo import config
-
-    torch.compiler.reset()
-    with config.patch(recompile_limit=max(config.recompile_limit, COMPILED_FOR_EACH * len(experiments))):
-        yield
+        return nullcontext()
+    torch.compiler.reset()  # an earlier fleet's graphs would take up the room
+    return room_to_compile(COMPILED_FOR_EACH * len(experiments))
 
 
 def _check_alike(experiments: Sequence[Experiment]) -> None:
