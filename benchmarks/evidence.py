@@ -1,7 +1,7 @@
 """Runs the experiments behind docs/results.md's image tables, many at once on one GPU, and keeps their small files.
 
     python benchmarks/evidence.py results/evidence --only coarse --cifar10 data/cifar10 --cifar100 data/cifar100
-    python benchmarks/evidence.py results/tried --only tried --set validate_on=0.1 --short      what was chosen from
+    python benchmarks/evidence.py results/held_out --only coarse --set validate_on=0.1 --short   to choose by
     python benchmarks/evidence.py results/evidence --only coarse --list          which runs, with their commands
     python benchmarks/evidence_tables.py results/evidence                        what has been found, as tables
 
@@ -48,6 +48,7 @@ from adatape.train.sweep import experiment_of, worded
 KEPT = ("config.json", "env.json", "metrics.jsonl", "result.json")
 CLOSER = ("images.npz", "reading.json", "budgets.json", "fewshot.json")
 SEEDS = (0, 1, 2)
+HASTES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 SHOTS, L2 = (1, 5, 10, 25), (1024.0,)
 SELECTIVE = "model.options.reader=selective"
 
@@ -72,63 +73,44 @@ class Run(NamedTuple):
         return f"adatape train {self.recipe} --system {system} {given} --seed {self.seed}{sets}".replace("  ", " ")
 
 
-# Plain ViTs from 0.06 to 0.36 GFLOPs: depth and patch both make a cost.
-PLAIN = {
-    "plainvit-8": "plainvit patch=8",
-    "plainvit-4x8": "plainvit patch=8 model.options.patch_size=[4,8]",
-    **{f"plainvit-4-depth-{depth}": f"plainvit patch=4 model.options.depth={depth}" for depth in (2, 3, 4, 6, 12)},
-}
-# Coarse input and a finer bank, where the tape is a real share of the sequence; ViTs of about the same cost beside it.
+# One way to train for all, chosen on plain ViTs (docs/log.md): few epochs, so images vary less than in the recipe.
+SHORT = "epochs=25 batch=256 optimizer.warmup=500 data.augment.magnitude=5 data.augment.cutmix=0"
+# A norm on patches with Xavier weights is worth three points to a plain ViT, so every system has both.
+NORMED = "model.options.weight_init=moco model.options.pre_norm=true"
+MEAN = "model.options.class_token=false model.options.global_pool=avg model.options.fc_norm=false"
+FINER, LEARN = "adatape patch=8 bank_patch=4", "adatape-learn patch=8"
+DEPTH = "model.options.depth=6"
+WHOLE_BANK = f"steps=64 {SELECTIVE} model.options.tape_ffn=none ponder_weight=0"
+
+
+def placed(depth: int, layer: int, still: int) -> str:
+    return f"model.options.depth={depth} model.options.layer={layer} model.options.still={still}"
+
+
+# Plain ViTs of four depths, and tapes beside them: as published, read in full, and as far as the model doubts.
 COARSE = {
-    **PLAIN,
-    "adatape-paper": "adatape patch=8 bank_patch=4",
-    "adatape-16": "adatape patch=8 bank_patch=4 steps=16 threshold=4",
-    "selective-16": f"adatape patch=8 bank_patch=4 steps=16 {SELECTIVE} ponder_weight=0.001",
-    "selective-32": f"adatape patch=8 bank_patch=4 steps=32 {SELECTIVE} ponder_weight=0.001",
-    "selective-32-plain": (
-        f"adatape patch=8 bank_patch=4 steps=32 {SELECTIVE} model.options.tape_ffn=none ponder_weight=0.001"
-    ),
-    "selective-32-early": (
-        f"adatape patch=8 bank_patch=4 steps=32 {SELECTIVE} "
-        "model.options.tape_ffn=none model.options.layer=0 ponder_weight=0.001"
-    ),
+    **{f"plain-4-depth-{depth}": f"vit patch=4 {MEAN} model.options.depth={depth}" for depth in (3, 4, 6)},
+    "adatape-paper": f"{FINER} {DEPTH}",
+    "adatape-still": f"{FINER} {WHOLE_BANK} {placed(6, 0, 2)} model.options.floor=0.000001",
+    "adatape-doubting": f"{FINER} {WHOLE_BANK} {placed(7, 1, 3)} model.options.doubts=true model.options.uncut=0.5",
 }
-# What was tried before anything was chosen, on 5,000 held-out training images (`--set validate_on=0.1`): seven shapes
-# of a plain ViT, as many of a tape that is read by gates, and as many of one that is read by doubt.
-FINER, LATE = "adatape patch=8 bank_patch=4", f"steps=64 {SELECTIVE} model.options.tape_ffn=none"
-TRIED = {
-    **PLAIN,
-    **{
-        f"selective-depth-{depth}-at-{layer}": (
-            f"{FINER} {LATE} model.options.depth={depth} model.options.layer={layer} ponder_weight=0.001"
-        )
-        for depth, layer in ((4, 0), (4, 2), (6, 2), (6, 3), (8, 4), (12, 6))
-    },
-    **{
-        f"doubting-depth-{depth}-at-{layer}": (
-            f"{FINER} {LATE} model.options.doubts=true model.options.depth={depth} model.options.layer={layer} "
-            "ponder_weight=0"
-        )
-        for depth, layer in ((4, 1), (4, 2), (6, 2), (6, 3), (8, 3), (8, 4), (12, 6))
-    },
-    "selective-depth-8-at-4-dear": (f"{FINER} {LATE} model.options.depth=8 model.options.layer=4 ponder_weight=0.004"),
-    "adatape-paper": FINER,
-    "adatape-paper-depth-6": f"{FINER} model.options.depth=6",
-}
-# The paper's systems at the same patch, one recipe for all.
+# The paper's systems at one patch and about one cost.
 SYSTEMS = {
-    name: f"{name} patch=4" for name in ("plainvit", "vit", "deit", "u2t", "uvit", "avit", "ponder", "ut", "vit3ffn")
-} | {"adatape-input": "adatape patch=4 bank_patch=2", "adatape-learn": "adatape-learn patch=4"}
+    **{name: f"{name} patch=4 model.options.depth=4" for name in ("plainvit", "vit", "deit", "vit3ffn", "avit")},
+    **{name: f"{name} patch=4 model.options.steps=5" for name in ("u2t", "ut", "ponder")},
+    "uvit": "uvit patch=4 model.options.depth=3 model.options.steps=3",
+    "adatape-input": "adatape patch=4 bank_patch=2 model.options.depth=4",
+    "adatape-learn": "adatape-learn patch=4 model.options.depth=4",
+}
 # Why lengths collapse: what the shared norm's scale does, trained or not, and what the length loss does.
 STILL = "model.options.norm_learns=false"
 LENGTH = {
     **{f"adatape-scale-{scale:g}": f"{FINER} model.options.norm_scale={scale:g}" for scale in (0.3, 1.0, 3.0)},
-    **{f"adatape-still-{scale:g}": f"{FINER} model.options.norm_scale={scale:g} {STILL}" for scale in (0.3, 1.0, 3.0)},
+    **{f"adatape-fixed-{scale:g}": f"{FINER} model.options.norm_scale={scale:g} {STILL}" for scale in (0.3, 1.0, 3.0)},
     **{f"adatape-lambda-{weight:g}": f"{FINER} ponder_weight={weight:g}" for weight in (0, 0.001, 0.1)},
-    "adatape-still-lambda-0": f"{FINER} {STILL} ponder_weight=0",
+    "adatape-fixed-lambda-0": f"{FINER} {STILL} ponder_weight=0",
 }
 # One thing changed at a time in AdaTape as published: coarse input, a bank of 64 patches of 4 px or of trained vectors.
-LEARN = "adatape-learn patch=8"
 ABLATIONS = {
     "adatape": FINER,
     "adatape-learn": LEARN,
@@ -140,12 +122,18 @@ ABLATIONS = {
     **{f"adatape-bank-patch-{patch}": f"adatape patch=8 bank_patch={patch}" for patch in (2,)},
     **{f"adatape-ffn-{kind}": f"{FINER} model.options.tape_ffn={kind}" for kind in ("none", "blocks", "append+blocks")},
     **{f"adatape-query-{width}": f"{FINER} model.options.query_width={width}" for width in (16, 192)},
-    **{f"adatape-at-{layer}": f"{FINER} model.options.layer={layer}" for layer in (0, 3, 6)},
+    **{f"adatape-at-{layer}": f"{FINER} model.options.layer={layer}" for layer in (0, 3)},
     "adatape-replace": f"{FINER} model.options.update=replace",
     **{f"adatape-learn-bank-{size}": f"{LEARN} model.options.bank_size={size}" for size in (100, 10_000)},
     "adatape-learn-no-noise": f"{LEARN} model.options.noise=0",
     "adatape-learn-no-hiding": f"{LEARN} model.options.hide=0",
 }
+
+
+def trained_alike(plan: dict[str, str], *more: str) -> dict[str, str]:
+    return {name: " ".join([words, *more, NORMED, SHORT]) for name, words in plan.items()}
+
+
 # What parity is like without pairs, at full length: nothing stops early, so all of one length and seed train together.
 PARITY = {
     f"{name}-{length}": f"{words} length={length} stop_at=null"
@@ -157,11 +145,10 @@ PARITY = {
 }
 PLANS = {
     "parity": PARITY,
-    "tried": TRIED,
-    "coarse": COARSE,
-    "systems": SYSTEMS,
-    "length": LENGTH,
-    "ablations": ABLATIONS,
+    "coarse": trained_alike(COARSE),
+    "systems": trained_alike(SYSTEMS),
+    "length": trained_alike(LENGTH, DEPTH),
+    "ablations": trained_alike(ABLATIONS, DEPTH),
 }
 PUBLISHED = ["coarse", "systems", "length", "ablations"]
 
@@ -264,19 +251,21 @@ def throughput(model: Adaptive, x: Tensor) -> float:
 
 
 def at_budgets(model: AdaTape, test: Callable[[], Iterator[Labelled]]) -> list[dict[str, Any]]:
+    """What it scores where it may read less, and where doubt decides, at other hastes."""
+
+    def found() -> dict[str, float]:
+        seen = look(model, test())
+        accuracy, length, macs = (each.double().mean().item() for each in (seen.right, seen.length, seen.macs))
+        return {"accuracy": accuracy, "length_mean": length, "gflops_mean": macs / 1e9}
+
     most, rows = model.reader.reading.steps, []
     for steps in sorted({0, 1, *(most * share // 8 for share in (1, 2, 3, 4, 6, 8))}):
         budget = scaled_budget(model, steps)
         apply_budget(model, budget)
-        seen = look(model, test())
-        rows.append(
-            {
-                **budget.__dict__,
-                "accuracy": seen.right.float().mean().item(),
-                "length_mean": seen.length.float().mean().item(),
-                "gflops_mean": seen.macs.double().mean().item() / 1e9,
-            }
-        )
+        rows.append({**budget.__dict__, **found()})
+    for haste in HASTES if model.doubts else ():
+        model.set_haste(haste)
+        rows.append({"haste": haste, **found()})
     return rows
 
 

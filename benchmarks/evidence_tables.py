@@ -9,6 +9,7 @@ With `--into` the tables replace what stands between the lines `<!-- evidence --
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -21,11 +22,10 @@ import torch
 from torch import Tensor
 
 from adatape.measure.difficulty import Correlation, spearman
-from adatape.show.pictures.style import ALERT, FAINT, GREEN, INK, ORANGE, PURPLE, picture, tidy
+from adatape.show.pictures.style import FAINT, INK, ORANGE, PURPLE, picture, tidy
 
 BEGIN, END = "<!-- evidence -->", "<!-- end of evidence -->"
-PLAIN, OURS = "plainvit", ("adatape", "selective", "doubting")
-COLOURS = {"doubting": ALERT, "selective": GREEN, "adatape": PURPLE, PLAIN: FAINT}
+PLAIN, OURS = "plain", "adatape"
 DEARER = 1.02  # what a rival may cost at most, in units of ours: equal but for a rounding of lengths
 
 
@@ -118,6 +118,7 @@ class Margin(NamedTuple):
     rival: Cell
     points: float
     error: float
+    beyond: float | None  # points above the straight line between the plain ViTs that cost just less and just more
 
     @property
     def ahead(self) -> bool:
@@ -128,29 +129,29 @@ def margins(every: Sequence[Cell]) -> Iterator[Margin]:
     for ours in every:
         if not ours.name.startswith(OURS):
             continue
+        plain = [cell for cell in every if cell.recipe == ours.recipe and cell.name.startswith(PLAIN)]
         limit = DEARER * ours.mean("gflops_mean")
-        rivals = [
-            cell
-            for cell in every
-            if cell.recipe == ours.recipe and cell.name.startswith(PLAIN) and cell.mean("gflops_mean") <= limit
-        ]
+        rivals = [cell for cell in plain if cell.mean("gflops_mean") <= limit]
         if rivals:
             rival = max(rivals, key=lambda cell: cell.mean("accuracy"))
             points = 100 * (ours.mean("accuracy") - rival.mean("accuracy"))
-            yield Margin(ours, rival, points, 100 * math.hypot(ours.error("accuracy"), rival.error("accuracy")))
+            error = 100 * math.hypot(ours.error("accuracy"), rival.error("accuracy"))
+            yield Margin(ours, rival, points, error, beyond_line(ours, plain))
+
+
+def beyond_line(ours: Cell, plain: Sequence[Cell]) -> float | None:
+    """None where no plain ViT costs more: a line that ends is not drawn on."""
+    points = sorted((cell.mean("gflops_mean"), cell.mean("accuracy")) for cell in plain)
+    x, y = ours.mean("gflops_mean"), ours.mean("accuracy")
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        if x0 <= x <= x1:
+            return 100 * (y - y0 - (y1 - y0) * (x - x0) / (x1 - x0))
+    return None
 
 
 def margin_table(every: Sequence[Cell]) -> str:
-    head = [
-        "set",
-        "system",
-        "GFLOPs",
-        "best PlainViT that costs no more",
-        "its cost ÷ ours",
-        "ahead by, points",
-        "± error",
-        "",
-    ]
+    head = ["set", "system", "GFLOPs", "best plain ViT that costs no more", "its cost ÷ ours", "ahead by, points"]
+    head += ["± error", "", "above the line between plain ViTs"]
     rows = [
         [
             each.ours.recipe,
@@ -161,6 +162,7 @@ def margin_table(every: Sequence[Cell]) -> str:
             f"{each.points:+.2f}",
             "" if math.isnan(each.error) else f"{each.error:.2f}",
             "**ahead**" if each.ahead else "",
+            "" if each.beyond is None else f"{each.beyond:+.2f}",
         ]
         for each in margins(every)
     ]
@@ -259,12 +261,16 @@ def budgets(every: Sequence[Cell]) -> str:
         if not told:
             continue
         points = [
-            f"{row['steps']}: {100 * statistics.fmean(each[n]['accuracy'] for each in told):.1f} "
+            f"{_setting(row)}: {100 * statistics.fmean(each[n]['accuracy'] for each in told):.1f} "
             f"({statistics.fmean(each[n]['gflops_mean'] for each in told):.3f})"
             for n, row in enumerate(told[0])
         ]
         rows.append([cell.recipe, cell.name, " · ".join(points)])
     return table(["set", "system", "most tape tokens: accuracy, % (GFLOPs)"], rows) if rows else ""
+
+
+def _setting(row: dict[str, Any]) -> str:
+    return f"haste {row['haste']:g}" if "haste" in row else str(row["steps"])
 
 
 def sections(every: Sequence[Cell], plain: str) -> dict[str, str]:
@@ -297,10 +303,7 @@ def draw(path: Path, every: Sequence[Cell]) -> None:
             plain = []
             for cell in (cell for cell in every if cell.recipe == recipe):
                 x, y = cell.mean("gflops_mean"), 100 * cell.mean("accuracy")
-                colour = (
-                    GREEN if cell.name.startswith("selective") else PURPLE if cell.name.startswith(OURS) else ORANGE
-                )
-                colour = FAINT if cell.name.startswith(PLAIN) else colour
+                colour = PURPLE if cell.name.startswith(OURS) else FAINT if cell.name.startswith(PLAIN) else ORANGE
                 spread = [100 * value for value in cell.values("accuracy")]
                 bar = statistics.stdev(spread) if len(spread) > 1 else 0.0
                 axes.errorbar(x, y, bar, fmt="o", color=colour, markersize=6)
@@ -319,7 +322,7 @@ def draw(path: Path, every: Sequence[Cell]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--plain", default="plainvit-8", help="whose loss says how hard an image is")
+    parser.add_argument("--plain", default="plain-4-depth-4", help="whose loss says how hard an image is")
     parser.add_argument("--into", type=Path, help="a page that has a place for the tables")
     parser.add_argument("--picture", type=Path)
     arguments = parser.parse_args()

@@ -115,6 +115,15 @@ def test_budgets_are_drawn_evenly_from_none_to_all() -> None:
     torch.testing.assert_close(share, torch.full((5,), 0.2), rtol=0, atol=0.03)
 
 
+def test_those_left_uncut_read_to_the_end_and_the_others_evenly() -> None:
+    reader = TapeReader(8, dataclasses.replace(settings(sample_budgets=True), threshold=9.0, uncut=0.5), 20).train()
+    length = reader(torch.randn(5000, 8), torch.randn(20, 8), torch.arange(5000)).length
+    share = torch.bincount(length, minlength=5) / 5000
+    torch.testing.assert_close(share, torch.tensor([0.1, 0.1, 0.1, 0.1, 0.6]), rtol=0, atol=0.03)
+    with pytest.raises(ValueError, match=r"uncut is 1.0; it must be in \[0, 1\)"):
+        TapeReader(8, dataclasses.replace(settings(), uncut=1.0), 20)
+
+
 @pytest.mark.parametrize("family", ["adatape", "parity adatape"])
 def test_training_with_drawn_budgets_has_finite_gradients_and_uses_every_parameter(family: str) -> None:
     field = "model__reading__sample_budgets" if family.startswith("parity") else "model__options__sample_budgets"

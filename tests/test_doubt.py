@@ -14,7 +14,7 @@ from adatape.layout import in_doubt
 from adatape.measure.cost import cost, total
 from adatape.measure.spent import spent_macs
 from adatape.models import AdaTape
-from adatape.train.loop import GUESS_WEIGHT, total_loss
+from adatape.train.loop import total_loss
 
 SMALL = {"img_size": 32, "patch_size": 8, "bank_patch": 4, "depth": 3, "layer": 2, "num_classes": 5, "steps": 12}
 READERS = [{"reader": "selective"}, {"merge": 2, "threshold": 12.0}]
@@ -24,7 +24,7 @@ def model(**options: object) -> AdaTape:
     torch.manual_seed(0)
     made = timm.create_model("adatape_tiny_patch16_224", doubts=True, **{**SMALL, **READERS[0], **options}).eval()
     with torch.no_grad():
-        made.vit.head.weight.normal_(std=0.3)  # guesses of many shades
+        made.guess[1].weight.normal_(std=0.3)  # guesses of many shades
     return made
 
 
@@ -46,12 +46,40 @@ def test_a_tape_is_as_long_as_the_guess_leaves_open(reader: dict[str, object]) -
     assert len(out.tape.length.unique()) > 2
 
 
-def test_the_guess_is_the_answer_of_the_blocks_below_the_tape() -> None:
+def test_one_that_knows_nothing_yet_reads_all() -> None:
+    fresh = timm.create_model("adatape_tiny_patch16_224", doubts=True, **SMALL, **READERS[0]).eval()
+    assert fresh(images(), output=True).tape.length.tolist() == [10] * 16  # of 12, the share that one of five leaves
+
+
+def test_haste_reads_less_and_no_haste_all() -> None:
     made, x = model(), images()
-    guess = made(x, output=True).guess
-    made.vit.blocks = made.vit.blocks[:2]
-    made.set_budget(steps=0)
-    torch.testing.assert_close(made(x), guess)
+    usual = made(x, output=True).tape.length
+    made.set_haste(3)
+    hasty = made(x, output=True).tape.length
+    assert (hasty <= usual).all()
+    assert (hasty < usual).any()
+    made.set_haste(0)
+    assert made(x, output=True).tape.length.tolist() == [12] * 16
+    made.set_haste()
+    assert torch.equal(made(x, output=True).tape.length, usual)
+    assert torch.equal(model(haste=3.0)(x, output=True).tape.length, hasty)
+    with pytest.raises(ValueError, match="haste is -1; it must be 0"):
+        made.set_haste(-1)
+
+
+def test_the_guess_bends_no_block_towards_it() -> None:
+    made, target = model().train(), torch.arange(16) % 5
+    out = made(images(), output=True, key=torch.arange(16))
+    torch.nn.functional.cross_entropy(out.guess, target).backward()
+    assert {name for name, p in made.named_parameters() if p.grad is not None} == {
+        f"guess.{part}" for part in ("0.weight", "0.bias", "1.weight", "1.bias")
+    }
+
+
+def test_other_classes_want_another_guess() -> None:
+    made = model()
+    made.reset_classifier(7)
+    assert made(images(), output=True).guess.shape == (16, 7)
 
 
 def test_no_tape_no_guess() -> None:
@@ -78,7 +106,7 @@ def test_in_training_tapes_are_cut_at_random_and_the_guess_is_learnt() -> None:
     assert not torch.equal(out.tape.length, in_doubt(out.guess, 12))
     guessing = torch.nn.functional.cross_entropy(out.guess, target)
     plain = total_loss(out._replace(guess=None), target, 0.0)
-    torch.testing.assert_close(total_loss(out, target, 0.0), plain + GUESS_WEIGHT * guessing)
+    torch.testing.assert_close(total_loss(out, target, 0.0), plain + guessing)
     total_loss(out, target, 0.0).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in made.parameters())
 
@@ -95,9 +123,6 @@ def test_a_sample_reads_alone_what_it_reads_in_a_batch(reader: dict[str, object]
 
 def test_cost_is_what_pytorch_counts() -> None:
     made, x = model(), images(1)
-    with torch.no_grad():
-        made.vit.head.weight.zero_()
-        made.vit.head.bias.zero_()
     length = int(made(x, output=True).tape.length)
     with FlopCounterMode(display=False) as counter:
         made(x)

@@ -48,11 +48,21 @@ def test_the_rival_is_the_best_plain_vit_that_costs_no_more(tmp_path: Path) -> N
     put(tmp_path, "plainvit-same", [0.60, 0.61], 1.0)
     put(tmp_path, "plainvit-dear", [0.90, 0.90], 1.1)
     put(tmp_path, "avit", [0.95, 0.95], 1.0)
-    put(tmp_path, "selective", [0.65, 0.66], 1.0)
+    put(tmp_path, "adatape-x", [0.65, 0.66], 1.0)
     (margin,) = tables.margins(tables.cells(tmp_path))
     assert (margin.rival.name, margin.ahead) == ("plainvit-same", True)
     assert margin.points == pytest.approx(5)
     assert margin.error == pytest.approx(100 * (2 * 0.005**2) ** 0.5)
+
+
+def test_between_two_plain_vits_the_line_is_the_rival_too(tmp_path: Path) -> None:
+    put(tmp_path, "plain-a", [0.50], 1.0)
+    put(tmp_path, "plain-b", [0.60], 2.0)
+    put(tmp_path, "adatape-x", [0.56], 1.5)
+    put(tmp_path, "adatape-y", [0.99], 2.5)
+    found = {margin.ours.name: margin.beyond for margin in tables.margins(tables.cells(tmp_path))}
+    assert found["adatape-x"] == pytest.approx(1)
+    assert found["adatape-y"] is None
 
 
 @pytest.mark.parametrize(("ours", "ahead"), [([0.62, 0.62], True), ([0.61, 0.65], False), ([0.59, 0.59], False)])

@@ -51,6 +51,8 @@ class Reading:
     """whether query and bank pass their shared LayerNorm"""
     sample_budgets: bool = False
     """draw each training sample's most tokens from 0 to steps, so that one model is good at every budget"""
+    uncut: float = 0.0
+    """share of training samples that may read all steps even so"""
     floor: float = 0.5
     """the least gate that the selective reader finds worth reading"""
 

@@ -40,9 +40,12 @@ def hide_beyond(tape: Tape, budget: Int[Tensor, "b"]) -> Tape:
     )
 
 
-def in_doubt(guess: Float[Tensor, "b k"], steps: int) -> Int[Tensor, "b"]:
-    """Of so many tokens the share that the guess leaves open: none where it is certain, all where it knows nothing."""
-    return ((1 - guess.float().softmax(-1).amax(-1)) * steps).ceil().long()
+def in_doubt(guess: Float[Tensor, "b k"], steps: int, haste: float = 1.0) -> Int[Tensor, "b"]:
+    """Of so many tokens the share that the guess leaves open: none where it is certain, all where it knows nothing.
+
+    The share is taken to the power of `haste`: at 0 all is read by everyone, and the larger, the less.
+    """
+    return ((1 - guess.float().softmax(-1).amax(-1)) ** haste * steps).ceil().long()
 
 
 def key_bias(visible: Bool[Tensor, "b m"], gate: Float[Tensor, "h"], tape: int) -> Float[Tensor, "b h 1 m"]:

@@ -104,7 +104,7 @@ class TapeReader(nn.Module):
             with torch.autocast(query.device.type, enabled=False):
                 tape = self.read(query, self._norm(tokens), taken, key)
         if self.training and self.reading.sample_budgets:
-            tape = hide_beyond(tape, _drawn_budget(query, self.steps, key))
+            tape = hide_beyond(tape, _drawn_budget(query, self.steps, self.reading.uncut, key))
         tokens, *rest = tape  # torch 2.11 does not compile what `_replace` makes
         return Tape(tokens.to(dtype), *rest)
 
@@ -173,11 +173,12 @@ def _chance(like: Float[Tensor, "b d"], count: int, key: Int[Tensor, "b"] | None
     return uniform(keys_of(2, key), count)
 
 
-def _drawn_budget(like: Float[Tensor, "b d"], steps: int, key: Int[Tensor, "b"] | None) -> Int[Tensor, "b"]:
-    """From 0 to `steps`, evenly."""
-    if key is None:
-        return torch.randint(steps + 1, (like.shape[0],), device=like.device)
-    return (uniform(keys_of(3, key), 1).squeeze(1) * (steps + 1)).long()
+def _drawn_budget(
+    like: Float[Tensor, "b d"], steps: int, uncut: float, key: Int[Tensor, "b"] | None
+) -> Int[Tensor, "b"]:
+    """From 0 to `steps`, evenly, but for the share that is left uncut."""
+    drawn = torch.rand(like.shape[0], device=like.device) if key is None else uniform(keys_of(3, key), 1).squeeze(1)
+    return (drawn / (1 - uncut) * (steps + 1)).long().clamp(max=steps)
 
 
 def _warn_beyond(name: str, value: float, built: float) -> None:
@@ -195,6 +196,8 @@ def _check_reading(reading: Reading, width: int) -> None:
     for name, value in (("steps", reading.steps), ("threshold", reading.threshold), ("merge", reading.merged)):
         if not value > 0:
             raise ValueError(f"{name} is {value}; it must be positive")
+    if not 0 <= reading.uncut < 1:
+        raise ValueError(f"uncut is {reading.uncut}; it must be in [0, 1)")
     if not 0 <= reading.hide < 1 or reading.noise < 0:
         raise ValueError(f"hide is {reading.hide} and noise {reading.noise}; they must be in [0, 1) and at least 0")
 

@@ -139,7 +139,7 @@ def test_a_learnable_bank_trains_compiled_and_captured(tmp_path: Path) -> None:
 def test_side_by_side_each_run_learns_what_it_learns_alone() -> None:
     experiment = dataclasses.replace(parity_small(length=8), stop_at=None)
     experiment = dataclasses.replace(experiment, optimizer=dataclasses.replace(experiment.optimizer, steps=12))
-    shapes = [dataclasses.replace(experiment.model, depth=depth) for depth in (1, 2, 3)]
+    shapes = [dataclasses.replace(experiment.model, depth=depth) for depth in (2, 3, 4)]
     runs = [dataclasses.replace(experiment, model=shape) for shape in shapes]
     together = torch.stack([torch.stack([each.loss for each in stats]) for stats in Fleet(runs, "cuda").train()], 1)
     for losses, alone in zip(together, runs, strict=True):

@@ -16,7 +16,7 @@ from torch import nn
 
 from adatape.ablation import ActReader, FixedTokens, ParallelReader
 from adatape.banks import InputBank, LearnedBank, NoBank
-from adatape.encoder import TapeBlock
+from adatape.encoder import TapeBlock, listens
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.models.ponder import PonderNet
@@ -84,8 +84,10 @@ def _adatape(model: AdaTape, tape: int) -> list[Part]:
     inputs, own_ffns = input_tokens(vit), [model.append_mlp]
     blocks = 0
     for layer, block in enumerate(vit.blocks):
-        joined = tape if layer >= model.layer else 0
-        blocks += block_macs(block, inputs, joined)
+        if model.still <= layer < model.leave and listens(block):
+            blocks += listen_macs(block, inputs, tape)
+        else:
+            blocks += block_macs(block, inputs, tape if model.layer <= layer < model.leave else 0)
         if isinstance(block, TapeBlock):
             own_ffns.append(block.tape_mlp)
     own, gate = _count(*own_ffns), [] if model.gate is None else [model.gate]
@@ -93,11 +95,16 @@ def _adatape(model: AdaTape, tape: int) -> list[Part]:
         _embedding(vit),
         Part("bank", _count(model.bank), token_macs(model.bank) if tape else 0),
         Part("reader", _count(reader), _read_macs(model.reader, model.bank.size, tape)),
-        *([Part("guess", 0, _head(vit).macs if reader.steps else 0)] if model.doubts else []),
+        *([] if model.guess is None else [_guess(model.guess, reader.steps)]),
         Part("blocks", _count(vit.blocks, vit.norm, *gate) - own + _count(model.append_mlp), blocks),
         Part("tape feed-forwards", own, tape * sum(_per_token(ffn) for ffn in own_ffns)),
         _head(vit),
     ]
+
+
+def _guess(guess: nn.Module, steps: int) -> Part:
+    """Made wherever something might be read."""
+    return Part("guess", _count(guess), _per_token(guess) if steps else 0)
 
 
 def _universal(
@@ -143,6 +150,11 @@ def block_macs(block: Block, inputs: int, tape: int) -> int:
     rows = inputs + tape
     attention = 2 * rows * rows * block.attn.attn_dim
     return rows * _per_token(block.attn) + attention + _fed_macs(block, inputs, tape)
+
+
+def listen_macs(block: Block, inputs: int, tape: int) -> int:
+    """The inputs' share of a block, and of the tape keys and values."""
+    return block_macs(block, inputs, 0) + 2 * tape * block.attn.attn_dim * (block.attn.qkv.in_features + inputs)
 
 
 def _fed_macs(block: Block, inputs: int, tape: int) -> int:

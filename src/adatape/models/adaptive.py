@@ -66,7 +66,7 @@ class Adaptive(nn.Module, ABC):
         vit = self.vit
         return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(x))))
 
-    def run_block(self, block: nn.Module, x: Tensor, **kwargs: Any) -> Tensor:
+    def run_block(self, block: Callable[..., Tensor], x: Tensor, **kwargs: Any) -> Tensor:
         if self.vit.grad_checkpointing and self.training:
             return checkpoint(partial(block, **kwargs), x)  # compiled, a checkpoint takes tensors alone
         return block(x, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from adatape.ablation import ActReader, make_reader
 from adatape.banks import Bank, InputBank, LearnedBank, NoBank
 from adatape.config import ReaderName, Reading, TapeFFN
-from adatape.encoder import TapeBlock, TapeBlocksFrom, TapeGate, tape_mlp
+from adatape.encoder import TapeBlock, TapeBlocksFrom, TapeGate, listen, tape_mlp
 from adatape.graph import exporting, fixed
 from adatape.layout import (
     TapeRows,
@@ -48,14 +49,18 @@ FFN_PLACES: dict[TapeFFN, tuple[str, ...]] = {
 class AdaTape(Adaptive):
     """Wraps a ViT with a bank and a reader; the tape joins before block index `layer`.
 
+    With `leave` it is gone again before that block: the inputs have taken what they need, and go on alone for little.
+    From block index `still` on its rows do not change any more, and inputs only look at them, for a sixth of the cost;
+    a tape that is not pooled is always still in the last block that it takes part in, where nothing else would be seen.
+
     `tape_ffn` says where tape tokens take a feed-forward of their own: once when appended (the paper's ImageNet
     models), in each block that follows, in both (its JFT models), or nowhere. `query` is the mean of the tokens or
     the class token; by default it is what the ViT pools. `reader` names an ablation of the reader. With `gate` the
     model starts as the ViT, whatever its budget: heads open to the tape as they learn to, and no tape row is pooled.
 
-    A model that `doubts` guesses the answer before it reads, by its own head, and of the tape that its reader offers
-    takes as large a share as the guess leaves open. In training tapes are cut at random instead (`sample_budgets`),
-    and the guess is learnt beside the answer.
+    A model that `doubts` guesses the answer before it reads, and of the tape that its reader offers takes as large a
+    share as the guess leaves open, to the power of `haste`. The guess is learnt from the tokens as they are: no block
+    is bent towards it. In training tapes are cut at random instead (`sample_budgets`).
     """
 
     def __init__(
@@ -66,18 +71,22 @@ class AdaTape(Adaptive):
         *,
         reader: ReaderName = "adaptive",
         layer: int = 1,
+        leave: int | None = None,
+        still: int | None = None,
         tape_ffn: TapeFFN = "append",
         query: QueryName | None = None,
         gate: bool = False,
         doubts: bool = False,
+        haste: float = 1.0,
     ) -> None:
         super().__init__(vit)
         reading = reading or Reading()
         if doubts and not reading.sample_budgets:
             raise ValueError("doubts is True and sample_budgets False; a model must be trained at all lengths to doubt")
         query = query or ("token" if vit.global_pool == "token" else "mean")
-        _check_placement(vit, layer, tape_ffn, query)
-        self.layer, self.tape_ffn, self.query = layer, tape_ffn, query
+        leave = len(vit.blocks) if leave is None else leave
+        _check_placement(vit, layer, leave, still, tape_ffn, query)
+        self.layer, self.leave, self.tape_ffn, self.query = layer, leave, tape_ffn, query
         self.bank = NoBank() if reader == "fixed" else bank
         self.reader = make_reader(reader, vit.embed_dim, reading, bank.size)
         if self._scales_after_norm() and "blocks" not in tape_ffn:
@@ -85,12 +94,36 @@ class AdaTape(Adaptive):
         self.append_mlp = (
             tape_mlp(vit.embed_dim, _hidden_width(vit)) if "append" in FFN_PLACES[tape_ffn] else nn.Identity()
         )
-        self.gate = TapeGate(len(vit.blocks) - layer, _heads(vit)) if gate else None
-        self.packed, self.buckets, self.doubts = False, 0, doubts
+        self.gate = TapeGate(leave - layer, _heads(vit)) if gate else None
+        self.pooled = not (gate or self.reader.gates or leave < len(vit.blocks) or still is not None)
+        # An ablation's weights scale rows inside blocks, which then have to compute all of them.
+        self.still = leave if self.pooled or self._scales_after_norm() else _still_from(still, leave)
+        for block in vit.blocks[self.still :]:
+            if isinstance(block, TapeBlock):
+                block.tape_mlp = nn.Identity()  # no tape comes by to be fed
+        self.guess = _guessing(vit) if doubts else None
+        self.packed, self.buckets, self.built_with_haste = False, 0, haste
+        self.set_haste()
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Turns the cost up or down, at any time: steps=0 is the plain ViT, bit for bit; no argument resets."""
         self.reader.set_budget(steps, threshold)
+
+    @property
+    def doubts(self) -> bool:
+        return self.guess is not None
+
+    def set_haste(self, haste: float | None = None) -> None:
+        """The power of the share that a guess leaves open: 0 reads all, more reads less; no argument resets."""
+        haste = self.built_with_haste if haste is None else haste
+        if not haste >= 0:
+            raise ValueError(f"haste is {haste}; it must be 0 (read all) or more")
+        self.haste = haste
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        super().reset_classifier(num_classes, global_pool)
+        if self.guess is not None:
+            self.guess = _guessing(self.vit).to(self.vit.norm.weight)
 
     def set_input_size(self, img_size: tuple[int, int]) -> None:
         super().set_input_size(img_size)
@@ -109,53 +142,63 @@ class AdaTape(Adaptive):
     def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:
         tokens, depth = self.embed(x), len(self.vit.blocks)
         below = min(self.layer, depth) if self.reader.steps > 0 else depth
-        for layer in range(below):
-            tokens = self.run_block(self.vit.blocks[layer], tokens)
-            visit(layer, tokens)
+        tokens = self._alone(tokens, range(below), visit)
         if below == depth:
             return Walk(tokens, tokens.new_zeros(tokens.shape[0], dtype=torch.float32))
-        guess = self._guess(tokens) if self.doubts else None
+        guess = None if self.guess is None else self.guess(self._query(tokens).detach())
         tape = self.reader(self._query(tokens), self.bank.open(x), key)
         if guess is not None and not self.training:
-            tape = hide_beyond(tape, in_doubt(guess, self.reader.steps))
-        inputs = tokens.shape[1]
-        tokens, visible = append(tokens, self.append_mlp(tape.tokens), tape.mask)
-        tokens = self._carry(tokens, tape, visible, visit)
-        if self._biased():
-            return Walk(tokens[:, :inputs], tape.ponder, None, tape, guess=guess)
-        return Walk(tokens, tape.ponder, None if self._hides_nothing() else visible, tape, guess=guess)
+            tape = hide_beyond(tape, in_doubt(guess, self.reader.steps, self.haste))
+        joined, visible = append(tokens, self.append_mlp(tape.tokens), tape.mask)
+        masks = self._masks(joined.dtype, visible, tape)
+        joined = self._carry(joined, masks[: self.still - self.layer], tape, visible, visit)
+        if self.pooled:
+            return Walk(joined, tape.ponder, None if self._hides_nothing() else visible, tape, guess=guess)
+        tokens = self._look_on(joined, tokens.shape[1], masks[self.still - self.layer :], visit)
+        tokens = self._alone(tokens, range(self.leave, depth), visit)
+        return Walk(tokens, tape.ponder, None, tape, guess=guess)
 
-    def _guess(self, tokens: Tensor) -> Tensor:
-        return self.vit.forward_head(self._settle(self._looked_at(Walk(tokens, tokens))))
+    def _look_on(self, joined: Tensor, inputs: int, masks: list[Any], visit: Visit) -> Tensor:
+        """Inputs through the blocks in which the tape is still."""
+        tokens, tape = joined[:, :inputs], joined[:, inputs:]
+        for layer, mask in enumerate(masks, self.still):
+            tokens = self.run_block(partial(listen, self.vit.blocks[layer]), tokens, tape=tape, attn_mask=mask)
+            visit(layer, tokens)
+        return tokens
 
-    def _carry(self, tokens: Tensor, tape: Tape, visible: Tensor, visit: Visit) -> Tensor:
-        """Inputs and tape through the other blocks; what becomes of hidden rows depends on how they are laid out."""
+    def _alone(self, tokens: Tensor, layers: Iterable[int], visit: Visit) -> Tensor:
+        """Inputs through blocks in which they have no company."""
+        for layer in layers:
+            tokens = self.run_block(self.vit.blocks[layer], tokens)
+            visit(layer, tokens)
+        return tokens
+
+    def _carry(self, tokens: Tensor, masks: list[Any], tape: Tape, visible: Tensor, visit: Visit) -> Tensor:
+        """Inputs and tape through the blocks they share; what becomes of hidden rows depends on their layout."""
         length, scale = tape.mask.shape[1], self._scale(tape, tokens.shape[1])
-        if self._biased():
-            biases = self._biases(tokens.dtype, visible, tape)
-            return self._padded(tokens, biases, length, scale, visit)
-        if self.training or self._hides_nothing() or fixed() or not self.packed:
-            return self._padded(tokens, self._masks(visible), length, scale, visit)
+        padded = self._biased() or self.training or self._hides_nothing() or fixed() or not self.packed
+        if padded or not masks:
+            return self._padded(tokens, masks, length, scale, visit)
         if self.buckets and visit is no_visit:
             return self._bucketed(tokens, visible, length, scale)
         return self._packed(tokens, visible, length, scale, visit)
 
     def _biased(self) -> bool:
-        """Whether gates say how far attention looks at the tape; pooling then leaves tape rows out."""
+        """Whether gates say how far attention looks at the tape."""
         return self.gate is not None or self.reader.gates
 
-    def _biases(self, dtype: torch.dtype, visible: Tensor, tape: Tape) -> list[Tensor]:
-        """One for each block: of the heads' gates, of the tokens' gates, or of both."""
-        biases = [visible.new_zeros((), dtype=dtype)] * self._above
+    def _masks(self, dtype: torch.dtype, visible: Tensor, tape: Tape) -> list[Any]:
+        """One for each block in which the tape is seen: of the heads' gates, of the tokens' gates, or of both."""
+        count = self.leave - self.layer
+        if not self._biased():
+            return [None if self._hides_nothing() else hide_tail(visible)] * count
+        biases = [visible.new_zeros((), dtype=dtype)] * count
         if self.gate is not None:
             biases = [key_bias(visible, gate, tape.mask.shape[1]) for gate in self.gate().to(dtype)]
         if self.reader.gates:
             own = token_bias(visible, tape.weight.squeeze(-1)).to(dtype)
             biases = [bias + own for bias in biases]
         return biases
-
-    def _masks(self, visible: Tensor) -> list[Any]:
-        return [None if self._hides_nothing() else hide_tail(visible)] * self._above
 
     def _padded(self, tokens: Tensor, masks: list[Any], tape: int, scale: Tensor | None, visit: Visit) -> Tensor:
         inputs = tokens.shape[1] - tape
@@ -167,7 +210,7 @@ class AdaTape(Adaptive):
             seen = (rows, slice(longest))
             mask = None if shortest == longest else hide_tail(visible[seen])
             own = None if scale is None else scale[seen]
-            out[seen] = self._climb(tokens[seen], [mask] * self._above, longest - inputs, own, no_visit).to(out.dtype)
+            out[seen] = self._climb(tokens[seen], [mask] * self._shared, longest - inputs, own, no_visit).to(out.dtype)
         return out
 
     def _packed(self, tokens: Tensor, visible: Tensor, tape: int, scale: Tensor | None, visit: Visit) -> Tensor:
@@ -181,12 +224,12 @@ class AdaTape(Adaptive):
                 visit(layer, x.flatten(0, 1).index_select(0, rows.inputs).unflatten(0, (shape[0], inputs)))
 
         own = None if scale is None else pack(scale, held)
-        return unpack(self._climb(pack(tokens, held), [mask] * self._above, rows, own, look), held, shape)
+        return unpack(self._climb(pack(tokens, held), [mask] * self._shared, rows, own, look), held, shape)
 
     def _climb(
         self, x: Tensor, masks: Iterable[Any], tape: int | TapeRows | None, scale: Tensor | None, visit: Visit
     ) -> Tensor:
-        """The blocks from `layer` on, each with its attention mask."""
+        """The blocks from `layer` until the tape is still, each with its attention mask."""
         for layer, mask in enumerate(masks, self.layer):
             block = self.vit.blocks[layer]
             arguments = {"tape": tape} if isinstance(block, TapeBlock) else {}
@@ -195,8 +238,8 @@ class AdaTape(Adaptive):
         return x
 
     @property
-    def _above(self) -> int:
-        return len(self.vit.blocks) - self.layer
+    def _shared(self) -> int:
+        return self.still - self.layer
 
     def _hides_nothing(self) -> bool:
         """Whether every tape is as long as any, whatever was read; a graph to be exported cuts tapes by itself."""
@@ -221,6 +264,14 @@ class AdaTape(Adaptive):
         return super().no_weight_decay() | places | gates
 
 
+def _guessing(vit: VisionTransformer) -> nn.Sequential:
+    """A norm and a head for tokens that have passed only a few blocks; at first it knows nothing, so all is read."""
+    head = nn.Linear(vit.embed_dim, vit.num_classes)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return nn.Sequential(nn.LayerNorm(vit.embed_dim, eps=1e-6), head)
+
+
 def _hidden_width(vit: VisionTransformer) -> int:
     """The width inside the ViT's own feed-forward, gated or not; four times its own where a block has none apart."""
     last = getattr(getattr(vit.blocks[0], "mlp", None), "fc2", None)
@@ -232,16 +283,27 @@ def _heads(vit: VisionTransformer) -> int:
     return next(module.num_heads for module in vit.blocks.modules() if hasattr(module, "num_heads"))
 
 
-def _check_placement(vit: VisionTransformer, layer: int, tape_ffn: str, query: str) -> None:
+def _still_from(still: int | None, leave: int) -> int:
+    """In the last block that it takes part in, a tape has only to be seen."""
+    return leave - 1 if still is None else still
+
+
+def _check_placement(
+    vit: VisionTransformer, layer: int, leave: int, still: int | None, tape_ffn: str, query: str
+) -> None:
     if not 0 <= layer < len(vit.blocks):
         raise ValueError(f"layer is {layer}; the tape joins before a block index from 0 to {len(vit.blocks) - 1}")
+    if not layer < leave <= len(vit.blocks):
+        raise ValueError(f"leave is {leave}; the tape joins before block {layer}, so {layer + 1} to {len(vit.blocks)}")
+    if still is not None and not layer <= still < leave:
+        raise ValueError(f"still is {still}; the tape is seen in blocks {layer} to {leave - 1}, so one of these")
     if tape_ffn not in FFN_PLACES:
         raise ValueError(f"tape_ffn is {tape_ffn!r}; it must be one of {', '.join(FFN_PLACES)}")
     if query not in ("mean", "token"):
         raise ValueError(f"query is {query!r}; it must be mean or token")
     if query == "token" and vit.cls_token is None:
         raise ValueError("query is 'token'; the ViT has no class token, so use 'mean'")
-    has_tape_blocks = all(isinstance(block, TapeBlock) for block in vit.blocks[layer:])
+    has_tape_blocks = all(isinstance(block, TapeBlock) for block in vit.blocks[layer:leave])
     if "blocks" in tape_ffn and not has_tape_blocks:
         raise ValueError(
             f"tape_ffn is {tape_ffn!r}; the ViT's blocks have no tape feed-forward: "
@@ -261,8 +323,8 @@ def wrap(
 ) -> AdaTape:
     """AdaTape around a ViT that exists already, and computes what the ViT does until it is trained.
 
-    `options` are AdaTape's own (layer, tape_ffn, query, reader, doubts) and fields of `Reading`. The bank starts from
-    the ViT's patch embedding. `gate=False` lets every head look at the tape at once, as in one from scratch.
+    `options` are AdaTape's own (layer, leave, still, tape_ffn, query, reader, doubts) and fields of `Reading`. The bank
+    starts from the ViT's patch embedding. `gate=False` lets every head look at the tape at once, as one from scratch.
     The ViT keeps its blocks: tape_ffn with "blocks" needs one that was built with `block_fn=TapeBlocksFrom(layer)`.
     """
     check_backbone(vit)
@@ -315,9 +377,12 @@ def build(
     tape_ffn: TapeFFN = "append",
     reader: ReaderName = "adaptive",
     layer: int = 1,
+    leave: int | None = None,
+    still: int | None = None,
     query: QueryName | None = None,
     gate: bool = False,
     doubts: bool = False,
+    haste: float = 1.0,
     **options: Any,
 ) -> AdaTape:
     """An AdaTape from scratch; `options` are fields of `Reading` and arguments of timm's VisionTransformer."""
@@ -330,8 +395,9 @@ def build(
     blocks: dict[str, Any] = {"block_fn": TapeBlocksFrom(layer)} if "blocks" in tape_ffn else {}
     vit = VisionTransformer(**{**pooling, **blocks, **options})
     source = NoBank() if reader == "fixed" else make_bank(bank, vit, bank_patch, bank_size)
-    own: dict[str, Any] = {"reader": reader, "layer": layer, "tape_ffn": tape_ffn, "query": query}
-    return AdaTape(vit, source, reading, gate=gate, doubts=doubts, **own)
+    own: dict[str, Any] = {"reader": reader, "tape_ffn": tape_ffn, "query": query, "gate": gate}
+    own |= {"layer": layer, "leave": leave, "still": still, "doubts": doubts, "haste": haste}
+    return AdaTape(vit, source, reading, **own)
 
 
 for _size, _shape in SIZES.items():

@@ -28,9 +28,6 @@ from adatape.train.task import Task, build_for, task_of
 NOISE = 7  # first word of the key that dropout and the like draw from
 
 
-GUESS_WEIGHT = 0.3  # of a guess beside the answer
-
-
 class Stats(NamedTuple):
     """What one step did, as numbers on the device: reading them would wait for it."""
 
@@ -160,11 +157,14 @@ def _shared(experiment: Experiment, task: Task) -> Task:
 
 
 def total_loss(output: Output, target: Tensor, ponder_weight: float, kind: str = "softmax") -> Tensor:
-    """l = l_main + λ l_ponder; where every step answers, each answer's loss counts by its share."""
+    """l = l_main + λ l_ponder; where every step answers, each answer's loss counts by its share.
+
+    A guess has weights of its own, so its loss takes nothing from the answer's.
+    """
     each_step = output.steps is not None and output.steps.logits is not None
     loss = ponder_loss(output, target) if each_step else _main_loss(output.logits.float(), target, kind)
     if output.guess is not None:
-        loss = loss + GUESS_WEIGHT * _main_loss(output.guess.float(), target, kind)
+        loss = loss + _main_loss(output.guess.float(), target, kind)
     return loss + ponder_weight * output.ponder.mean() if ponder_weight else loss
 
 
