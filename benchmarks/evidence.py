@@ -92,7 +92,9 @@ COARSE = {
     **{f"plain-4-depth-{depth}": f"vit patch=4 {MEAN} model.options.depth={depth}" for depth in (3, 4, 6)},
     "adatape-paper": f"{FINER} {DEPTH}",
     "adatape-still": f"{FINER} {WHOLE_BANK} {placed(6, 0, 2)} model.options.floor=0.000001",
-    "adatape-doubting": f"{FINER} {WHOLE_BANK} {placed(7, 1, 3)} model.options.doubts=true model.options.uncut=0.5",
+    "adatape-doubting": (
+        f"{FINER} {WHOLE_BANK} {placed(8, 1, 3)} model.options.doubts=true model.options.uncut=0.8 model.options.haste=2"
+    ),
 }
 # The paper's systems at one patch and about one cost.
 SYSTEMS = {

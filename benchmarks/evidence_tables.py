@@ -199,7 +199,7 @@ def lengths_and_losses(every: Sequence[Cell], plain: str) -> Iterator[tuple[Cell
         loss = torch.stack([_loss(folder) for folder in judged]).mean(0)
         for cell in of_set:
             seen = [_lengths(folder) for folder in _seen(cell)]
-            if seen and all(int(length.max()) > 0 for length in seen):
+            if seen and all(length.min() < length.max() for length in seen):
                 yield cell, [spearman(length, loss) for length in seen]
 
 
