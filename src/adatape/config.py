@@ -51,6 +51,8 @@ class Reading:
     """whether query and bank pass their shared LayerNorm"""
     sample_budgets: bool = False
     """draw each training sample's most tokens from 0 to steps, so that one model is good at every budget"""
+    least: int = 0
+    """the fewest that are drawn"""
     uncut: float = 0.0
     """share of training samples that may read all steps even so"""
     floor: float = 0.5
@@ -244,7 +246,8 @@ class Engine:
     """How a run is carried out; none of it changes what is computed beyond rounding."""
 
     precision: Literal["fp32", "bf16"] = "fp32"
-    compile: bool = False
+    compile: bool | Literal["blocks"] = False
+    """the whole step's forward, or block by block: slower to run, but alike blocks of all models are compiled once"""
     accumulate: int = 1
     """parts that a process's share of a batch is computed in, to save memory"""
     shard: bool = False

@@ -104,7 +104,7 @@ class TapeReader(nn.Module):
             with torch.autocast(query.device.type, enabled=False):
                 tape = self.read(query, self._norm(tokens), taken, key)
         if self.training and self.reading.sample_budgets:
-            tape = hide_beyond(tape, _drawn_budget(query, self.steps, self.reading.uncut, key))
+            tape = hide_beyond(tape, _drawn_budget(query, self.reading.least, self.steps, self.reading.uncut, key))
         tokens, *rest = tape  # torch 2.11 does not compile what `_replace` makes
         return Tape(tokens.to(dtype), *rest)
 
@@ -174,11 +174,11 @@ def _chance(like: Float[Tensor, "b d"], count: int, key: Int[Tensor, "b"] | None
 
 
 def _drawn_budget(
-    like: Float[Tensor, "b d"], steps: int, uncut: float, key: Int[Tensor, "b"] | None
+    like: Float[Tensor, "b d"], least: int, steps: int, uncut: float, key: Int[Tensor, "b"] | None
 ) -> Int[Tensor, "b"]:
-    """From 0 to `steps`, evenly, but for the share that is left uncut."""
+    """From `least` to `steps`, evenly, but for the share that is left uncut."""
     drawn = torch.rand(like.shape[0], device=like.device) if key is None else uniform(keys_of(3, key), 1).squeeze(1)
-    return (drawn / (1 - uncut) * (steps + 1)).long().clamp(max=steps)
+    return (least + drawn / (1 - uncut) * (steps - least + 1)).long().clamp(max=steps)
 
 
 def _warn_beyond(name: str, value: float, built: float) -> None:
@@ -198,6 +198,8 @@ def _check_reading(reading: Reading, width: int) -> None:
             raise ValueError(f"{name} is {value}; it must be positive")
     if not 0 <= reading.uncut < 1:
         raise ValueError(f"uncut is {reading.uncut}; it must be in [0, 1)")
+    if not 0 <= reading.least <= reading.steps:
+        raise ValueError(f"least is {reading.least}; it must be between 0 and steps, {reading.steps}")
     if not 0 <= reading.hide < 1 or reading.noise < 0:
         raise ValueError(f"hide is {reading.hide} and noise {reading.noise}; they must be in [0, 1) and at least 0")
 

@@ -12,7 +12,7 @@ from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
-from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
 from adatape.layout import fill_hidden
@@ -70,6 +70,12 @@ class Adaptive(nn.Module, ABC):
         if self.vit.grad_checkpointing and self.training:
             return checkpoint(partial(block, **kwargs), x)  # compiled, a checkpoint takes tensors alone
         return block(x, **kwargs)
+
+    def compile_blocks(self, **options: Any) -> None:
+        """torch.compile block by block, in place: all that are alike are compiled once, also those of other models."""
+        for module in self.modules():
+            if isinstance(module, Block):
+                module.compile(**options)
 
     def _looked_at(self, walk: Walk) -> Walk:
         """Where the class token alone is pooled, nothing else needs the final norm."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -101,9 +101,14 @@ class AdaTape(Adaptive):
         for block in vit.blocks[self.still :]:
             if isinstance(block, TapeBlock):
                 block.tape_mlp = nn.Identity()  # no tape comes by to be fed
+        self.listen: Callable[..., Tensor] = listen
         self.guess = _guessing(vit) if doubts else None
         self.packed, self.buckets, self.built_with_haste = False, 0, haste
         self.set_haste()
+
+    def compile_blocks(self, **options: Any) -> None:
+        super().compile_blocks(**options)
+        self.listen = torch.compile(listen, **options)
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Turns the cost up or down, at any time: steps=0 is the plain ViT, bit for bit; no argument resets."""
@@ -162,7 +167,7 @@ class AdaTape(Adaptive):
         """Inputs through the blocks in which the tape is still."""
         tokens, tape = joined[:, :inputs], joined[:, inputs:]
         for layer, mask in enumerate(masks, self.still):
-            tokens = self.run_block(partial(listen, self.vit.blocks[layer]), tokens, tape=tape, attn_mask=mask)
+            tokens = self.run_block(partial(self.listen, self.vit.blocks[layer]), tokens, tape=tape, attn_mask=mask)
             visit(layer, tokens)
         return tokens
 

@@ -120,9 +120,11 @@ def _note(records: Sequence[Record], each: Sequence[Stats], errors: dict[Record,
 
 
 def _room_for(experiments: Sequence[Experiment]) -> AbstractContextManager[None]:
-    if not any(experiment.engine.compile for experiment in experiments):
+    ways = {experiment.engine.compile for experiment in experiments}
+    if ways == {False}:
         return nullcontext()
-    torch.compiler.reset()  # an earlier fleet's graphs would take up the room
+    if True in ways:
+        torch.compiler.reset()  # an earlier fleet's graphs would take up the room; those of blocks serve again
     return room_to_compile(COMPILED_FOR_EACH * len(experiments))
 
 

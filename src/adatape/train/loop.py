@@ -59,9 +59,11 @@ class Trainer:
         _check_parts(experiment, self.part)
         torch.manual_seed(experiment.seed)
         self.model = self.task.build().to(self.device)
+        if engine.compile == "blocks":
+            self.model.compile_blocks()
         self.spread = spread(self.model, engine.shard, engine.accumulate)
         self.stepper = Stepper(self.model, experiment.optimizer)
-        self.forward = torch.compile(self.spread) if engine.compile else self.spread
+        self.forward = torch.compile(self.spread) if engine.compile is True else self.spread
         self.update = self.take_step
         if on_gpu and self.part.world == 1:
             replay = captured(lambda *batch: (self.take_step(Batch(*batch)),))
@@ -88,7 +90,7 @@ class Trainer:
     def evaluate(self, on: str = "validation", costs: bool = False) -> Score:
         """Scores the averaged weights, where there are any."""
         batches = self.task.test() if on == "test" else self.task.validation()
-        with self.averaged(), self._autocast():
+        with self.averaged(), self._autocast(), torch.compiler.set_stance("force_eager"):  # to score saves no compile
             return score(self.model, batches, costs=costs, gather=gathered, forward=self._scoring())
 
     @contextmanager
