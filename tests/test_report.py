@@ -15,7 +15,7 @@ from adatape.config import Experiment
 from adatape.recipes.imagenet import imagenet
 from adatape.recipes.parity import parity
 from adatape.show.beside import counted_beside, paper_accuracy, same_system, system_of
-from adatape.show.report import print_report
+from adatape.show.report import names, print_report
 from adatape.train.folder import prepare
 
 RESULT = {
@@ -55,6 +55,12 @@ def test_runs_that_differ_only_by_seed_are_one_row_with_its_spread(tmp_path: Pat
     assert made["rows"][1]["accuracy"] == pytest.approx(0.85)
     assert made["rows"][1]["accuracy_sd"] == pytest.approx(0.0707, abs=1e-4)
     assert "85.00 ± 7.07" in (tmp_path / "report.html").read_text()
+
+
+def test_models_of_one_system_are_told_apart_by_what_differs() -> None:
+    shallow, deep = (tiny("plainvit", model__options__depth=depth) for depth in (1, 2))
+    assert names([shallow, deep, tiny("adatape")]) == ["plainvit depth 1", "plainvit depth 2", "adatape"]
+    assert names([shallow, shallow]) == ["plainvit", "plainvit"]
 
 
 def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:

@@ -163,13 +163,44 @@ def _parts(groups: list[list[Run]], skipped: dict[Path, str]) -> list[str]:
 
 def _results(groups: list[list[Run]]) -> str:
     head = ["recipe", "system", *(column.head for column in COLUMNS.values()), "tape", "seeds"]
-    return table(head, [_cells(group, tuple(COLUMNS)) for group in groups], NOTE, words=(0, 1))
+    return table(head, _rows(groups, tuple(COLUMNS)), NOTE, words=(0, 1))
 
 
-def _cells(group: list[Run], columns: tuple[str, ...]) -> list[str]:
-    first = group[0].experiment
-    seeds = ", ".join(str(run.experiment.seed) for run in group)
-    return [first.recipe, system_of(first), *(_written(group, name) for name in columns), _tape(group), seeds]
+def _rows(groups: list[list[Run]], columns: tuple[str, ...]) -> list[list[str]]:
+    return [
+        [
+            group[0].experiment.recipe,
+            name,
+            *(_written(group, column) for column in columns),
+            _tape(group),
+            ", ".join(str(run.experiment.seed) for run in group),
+        ]
+        for group, name in zip(groups, names([group[0].experiment for group in groups]), strict=True)
+    ]
+
+
+def names(experiments: list[Experiment]) -> list[str]:
+    """Each one's system, and of those that share recipe and system what tells their models apart."""
+    alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for each in experiments:
+        alike.setdefault((each.recipe, system_of(each)), []).append(_settings(each))
+    return [
+        " ".join([system_of(each), *_apart(_settings(each), alike[each.recipe, system_of(each)])])
+        for each in experiments
+    ]
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    model = to_dict(experiment.model)
+    return {name: value for name, value in {**model, **model.get("options", {})}.items() if name != "options"}
+
+
+def _apart(mine: dict[str, Any], all_of_them: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{name} {value}"
+        for name, value in mine.items()
+        if not isinstance(value, dict) and any(other.get(name) != value for other in all_of_them)
+    ]
 
 
 def _written(group: list[Run], name: str) -> str:
@@ -256,8 +287,8 @@ def _skipped(skipped: dict[Path, str]) -> list[str]:
 
 def _print(groups: list[list[Run]], skipped: dict[Path, str], out: Path) -> None:
     printed = Table("recipe", "system", "accuracy %", "M parameters", "GFLOPs mean", "tape", "seeds", **TABLE)
-    for group in groups:
-        printed.add_row(*_cells(group, PRINTED))
+    for row in _rows(groups, PRINTED):
+        printed.add_row(*row)
     console = Console()
     console.print(printed)
     for folder, reason in skipped.items():
