@@ -87,14 +87,15 @@ def placed(depth: int, layer: int, still: int) -> str:
     return f"model.options.depth={depth} model.options.layer={layer} model.options.still={still}"
 
 
-# Plain ViTs of four depths, and tapes beside them: as published, read in full, and as far as the model doubts.
+# Plain ViTs of four depths, and tapes beside them: as published; the whole bank, two blocks long and then still; the
+# same by a model that has also seen tapes cut to half, for smaller budgets; and as far as the model doubts.
+EVERY_GATE, HALVES = "model.options.floor=0.000001", "sample_budgets=true model.options.least=32"
 COARSE = {
-    **{f"plain-4-depth-{depth}": f"vit patch=4 {MEAN} model.options.depth={depth}" for depth in (3, 4, 6)},
+    **{f"plain-4-depth-{depth}": f"vit patch=4 {MEAN} model.options.depth={depth}" for depth in (2, 3, 4, 6)},
     "adatape-paper": f"{FINER} {DEPTH}",
-    "adatape-still": f"{FINER} {WHOLE_BANK} {placed(6, 0, 2)} model.options.floor=0.000001",
-    "adatape-doubting": (
-        f"{FINER} {WHOLE_BANK} {placed(8, 1, 3)} model.options.doubts=true model.options.uncut=0.8 model.options.haste=2"
-    ),
+    "adatape-still": f"{FINER} {WHOLE_BANK} {placed(6, 0, 2)} {EVERY_GATE}",
+    "adatape-elastic": f"{FINER} {WHOLE_BANK} {placed(7, 1, 3)} {EVERY_GATE} {HALVES} model.options.uncut=0.25",
+    "adatape-doubting": f"{FINER} {WHOLE_BANK} {placed(7, 1, 3)} model.options.doubts=true model.options.uncut=0.5",
 }
 # The paper's systems at one patch and about one cost.
 SYSTEMS = {

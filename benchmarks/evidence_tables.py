@@ -26,6 +26,7 @@ from adatape.show.pictures.style import FAINT, INK, ORANGE, PURPLE, picture, tid
 
 BEGIN, END = "<!-- evidence -->", "<!-- end of evidence -->"
 PLAIN, OURS = "plain", "adatape"
+WORTH_SEEING = 8  # points below a model's best that its smaller budgets are drawn down to
 DEARER = 1.02  # what a rival may cost at most, in units of ours: equal but for a rounding of lengths
 
 
@@ -72,6 +73,17 @@ def cells(out: Path) -> list[Cell]:
         if folders:
             found.append(Cell(place.parent.name, place.name, folders, [found_in(folder) for folder in folders]))
     return sorted(found, key=lambda cell: (cell.recipe, cell.mean("gflops_mean"), cell.name))
+
+
+def with_budgets(every: Sequence[Cell]) -> list[Cell]:
+    """And every smaller budget that a trained model was scored at, as a cell of its own: one model, many costs."""
+    found = list(every)
+    for cell in every:
+        told = cell.told("budgets.json")
+        for n, row in enumerate(told[0] if told else ()):
+            if row.get("steps", 0) > 0 and row["length_mean"] < cell.mean("length_mean") - 0.5:
+                found.append(cell._replace(name=f"{cell.name} at {row['steps']}", results=[each[n] for each in told]))
+    return found
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -164,7 +176,7 @@ def margin_table(every: Sequence[Cell]) -> str:
             "**ahead**" if each.ahead else "",
             "" if each.beyond is None else f"{each.beyond:+.2f}",
         ]
-        for each in margins(every)
+        for each in margins(with_budgets(every))
     ]
     return table(head, rows) if rows else ""
 
@@ -310,6 +322,9 @@ def draw(path: Path, every: Sequence[Cell]) -> None:
                 axes.annotate(cell.name, (x, y), (6, 4), textcoords="offset points", color=INK, fontsize=8)
                 if cell.name.startswith(PLAIN):
                     plain.append((x, y))
+                cheaper = [each for each in with_budgets([cell]) if y - 100 * each.mean("accuracy") < WORTH_SEEING]
+                curve = sorted((each.mean("gflops_mean"), 100 * each.mean("accuracy")) for each in cheaper)
+                axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1, linestyle=":", marker=".")
             if plain:
                 axes.plot(*zip(*plain, strict=True), color=FAINT, linewidth=1)
             axes.set_xlabel("GFLOPs per image, measured mean")

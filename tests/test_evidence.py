@@ -65,6 +65,23 @@ def test_between_two_plain_vits_the_line_is_the_rival_too(tmp_path: Path) -> Non
     assert found["adatape-y"] is None
 
 
+def test_a_smaller_budget_of_one_model_has_rivals_of_its_own(tmp_path: Path) -> None:
+    put(tmp_path, "plain-cheap", [0.50, 0.51], 1.0)
+    put(tmp_path, "plain-dear", [0.60, 0.61], 2.0)
+    put(tmp_path, "adatape-x", [0.70, 0.71], 2.0, length_mean=64.0)
+    for seed in (0, 1):
+        rows = [
+            {"steps": steps, "accuracy": 0.55 + seed / 100, "gflops_mean": cost, "length_mean": float(steps)}
+            for steps, cost in ((0, 0.5), (32, 1.2), (64, 2.0))
+        ]
+        (tmp_path / "cifar100" / "adatape-x" / f"seed-{seed}" / "budgets.json").write_text(json.dumps(rows))
+    found = {each.ours.name: each for each in tables.margins(tables.with_budgets(tables.cells(tmp_path)))}
+    assert set(found) == {"adatape-x", "adatape-x at 32"}
+    assert found["adatape-x at 32"].rival.name == "plain-cheap"
+    assert found["adatape-x at 32"].points == pytest.approx(5)
+    assert found["adatape-x"].rival.name == "plain-dear"
+
+
 @pytest.mark.parametrize(("ours", "ahead"), [([0.62, 0.62], True), ([0.61, 0.65], False), ([0.59, 0.59], False)])
 def test_ahead_means_by_more_than_two_errors(tmp_path: Path, ours: list[float], ahead: bool) -> None:
     put(tmp_path, "plainvit", [0.60, 0.60], 1.0)
