@@ -110,12 +110,12 @@ SYSTEMS = {
     "adatape-learn": "adatape-learn patch=4 model.options.depth=4",
 }
 # Why lengths collapse: what the shared norm's scale does, trained or not, and what the length loss does.
-STILL = "model.options.norm_learns=false"
+FIXED = "model.options.norm_learns=false"
 LENGTH = {
     **{f"adatape-scale-{scale:g}": f"{FINER} model.options.norm_scale={scale:g}" for scale in (0.3, 1.0, 3.0)},
-    **{f"adatape-fixed-{scale:g}": f"{FINER} model.options.norm_scale={scale:g} {STILL}" for scale in (0.3, 1.0, 3.0)},
+    **{f"adatape-fixed-{scale:g}": f"{FINER} model.options.norm_scale={scale:g} {FIXED}" for scale in (0.3, 1.0, 3.0)},
     **{f"adatape-lambda-{weight:g}": f"{FINER} ponder_weight={weight:g}" for weight in (0, 0.001, 0.1)},
-    "adatape-fixed-lambda-0": f"{FINER} {STILL} ponder_weight=0",
+    "adatape-fixed-lambda-0": f"{FINER} {FIXED} ponder_weight=0",
 }
 # One thing changed at a time in AdaTape as published: coarse input, a bank of 64 patches of 4 px or of trained vectors.
 ABLATIONS = {

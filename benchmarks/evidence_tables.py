@@ -25,7 +25,7 @@ from adatape.measure.difficulty import Correlation, spearman
 from adatape.show.pictures.style import FAINT, INK, ORANGE, PURPLE, picture, tidy
 
 BEGIN, END = "<!-- evidence -->", "<!-- end of evidence -->"
-PLAIN, OURS = "plain", "adatape"
+PLAIN, OURS = "plain-", "adatape"
 WORTH_SEEING = 8  # points below a model's best that its smaller budgets are drawn down to
 DEARER = 1.02  # what a rival may cost at most, in units of ours: equal but for a rounding of lengths
 
@@ -153,12 +153,21 @@ def margins(every: Sequence[Cell]) -> Iterator[Margin]:
 
 def beyond_line(ours: Cell, plain: Sequence[Cell]) -> float | None:
     """None where no plain ViT costs more: a line that ends is not drawn on."""
-    points = sorted((cell.mean("gflops_mean"), cell.mean("accuracy")) for cell in plain)
+    points = best_of(plain)
     x, y = ours.mean("gflops_mean"), ours.mean("accuracy")
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         if x0 <= x <= x1:
             return 100 * (y - y0 - (y1 - y0) * (x - x0) / (x1 - x0))
     return None
+
+
+def best_of(plain: Sequence[Cell]) -> list[tuple[float, float]]:
+    """Cost and accuracy of those that no other beats for as little."""
+    found: list[tuple[float, float]] = []
+    for x, y in sorted((cell.mean("gflops_mean"), -cell.mean("accuracy")) for cell in plain):
+        if not found or -y > found[-1][1]:
+            found.append((x, -y))
+    return found
 
 
 def margin_table(every: Sequence[Cell]) -> str:
@@ -312,7 +321,6 @@ def draw(path: Path, every: Sequence[Cell]) -> None:
     with picture(path, 0.4 + 4.2 * len(recipes)) as figure:
         panels = figure.subplots(len(recipes), 1, squeeze=False)[:, 0]
         for axes, recipe in zip(panels, recipes, strict=True):
-            plain = []
             for cell in (cell for cell in every if cell.recipe == recipe):
                 x, y = cell.mean("gflops_mean"), 100 * cell.mean("accuracy")
                 colour = PURPLE if cell.name.startswith(OURS) else FAINT if cell.name.startswith(PLAIN) else ORANGE
@@ -320,13 +328,11 @@ def draw(path: Path, every: Sequence[Cell]) -> None:
                 bar = statistics.stdev(spread) if len(spread) > 1 else 0.0
                 axes.errorbar(x, y, bar, fmt="o", color=colour, markersize=6)
                 axes.annotate(cell.name, (x, y), (6, 4), textcoords="offset points", color=INK, fontsize=8)
-                if cell.name.startswith(PLAIN):
-                    plain.append((x, y))
                 cheaper = [each for each in with_budgets([cell]) if y - 100 * each.mean("accuracy") < WORTH_SEEING]
                 curve = sorted((each.mean("gflops_mean"), 100 * each.mean("accuracy")) for each in cheaper)
                 axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1, linestyle=":", marker=".")
-            if plain:
-                axes.plot(*zip(*plain, strict=True), color=FAINT, linewidth=1)
+            plain = best_of([cell for cell in every if cell.recipe == recipe and cell.name.startswith(PLAIN)])
+            axes.plot([x for x, _ in plain], [100 * y for _, y in plain], color=FAINT, linewidth=1)
             axes.set_xlabel("GFLOPs per image, measured mean")
             axes.set_ylabel("accuracy (%)")
             axes.set_title(recipe)

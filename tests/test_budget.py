@@ -129,6 +129,8 @@ def test_no_fewer_are_drawn_than_the_least() -> None:
     length = reader(torch.randn(3000, 8), torch.randn(20, 8), torch.arange(3000)).length
     share = torch.bincount(length, minlength=5) / 3000
     torch.testing.assert_close(share, torch.tensor([0, 0, 1 / 3, 1 / 3, 1 / 3]), rtol=0, atol=0.03)
+    reader.set_budget(steps=1)
+    assert set(reader(torch.randn(50, 8), torch.randn(20, 8), torch.arange(50)).length.tolist()) == {1}
     with pytest.raises(ValueError, match="least is 5; it must be between 0 and steps, 4"):
         TapeReader(8, dataclasses.replace(settings(), least=5), 20)
 

@@ -44,13 +44,13 @@ def put(out: Path, name: str, accuracies: list[float], gflops: float, **result: 
 
 
 def test_the_rival_is_the_best_plain_vit_that_costs_no_more(tmp_path: Path) -> None:
-    put(tmp_path, "plainvit-cheap", [0.50, 0.50], 0.5)
-    put(tmp_path, "plainvit-same", [0.60, 0.61], 1.0)
-    put(tmp_path, "plainvit-dear", [0.90, 0.90], 1.1)
+    put(tmp_path, "plain-cheap", [0.50, 0.50], 0.5)
+    put(tmp_path, "plain-same", [0.60, 0.61], 1.0)
+    put(tmp_path, "plain-dear", [0.90, 0.90], 1.1)
     put(tmp_path, "avit", [0.95, 0.95], 1.0)
     put(tmp_path, "adatape-x", [0.65, 0.66], 1.0)
     (margin,) = tables.margins(tables.cells(tmp_path))
-    assert (margin.rival.name, margin.ahead) == ("plainvit-same", True)
+    assert (margin.rival.name, margin.ahead) == ("plain-same", True)
     assert margin.points == pytest.approx(5)
     assert margin.error == pytest.approx(100 * (2 * 0.005**2) ** 0.5)
 
@@ -60,6 +60,8 @@ def test_between_two_plain_vits_the_line_is_the_rival_too(tmp_path: Path) -> Non
     put(tmp_path, "plain-b", [0.60], 2.0)
     put(tmp_path, "adatape-x", [0.56], 1.5)
     put(tmp_path, "adatape-y", [0.99], 2.5)
+    put(tmp_path, "plain-poor", [0.30], 1.4)  # beaten by a cheaper one: no point of the line
+    put(tmp_path, "plain-twin", [0.20], 1.0)
     found = {margin.ours.name: margin.beyond for margin in tables.margins(tables.cells(tmp_path))}
     assert found["adatape-x"] == pytest.approx(1)
     assert found["adatape-y"] is None
@@ -84,22 +86,22 @@ def test_a_smaller_budget_of_one_model_has_rivals_of_its_own(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("ours", "ahead"), [([0.62, 0.62], True), ([0.61, 0.65], False), ([0.59, 0.59], False)])
 def test_ahead_means_by_more_than_two_errors(tmp_path: Path, ours: list[float], ahead: bool) -> None:
-    put(tmp_path, "plainvit", [0.60, 0.60], 1.0)
+    put(tmp_path, "plain-x", [0.60, 0.60], 1.0)
     put(tmp_path, "adatape", ours, 1.0)
     (margin,) = tables.margins(tables.cells(tmp_path))
     assert margin.ahead == ahead
 
 
 def test_one_seed_is_never_ahead(tmp_path: Path) -> None:
-    put(tmp_path, "plainvit", [0.1], 1.0)
+    put(tmp_path, "plain-x", [0.1], 1.0)
     put(tmp_path, "adatape", [0.9], 1.0)
     (margin,) = tables.margins(tables.cells(tmp_path))
     assert not margin.ahead
 
 
 def test_runs_that_held_images_out_are_scored_on_those(tmp_path: Path) -> None:
-    put(tmp_path, "plainvit", [0.9], 1.0)
-    folder = tmp_path / "cifar100" / "plainvit" / "seed-0"
+    put(tmp_path, "plain-x", [0.9], 1.0)
+    folder = tmp_path / "cifar100" / "plain-x" / "seed-0"
     (folder / "config.json").write_text(json.dumps({"data": {"validate_on": 0.1}}))
     scores = [
         {"kind": "validation", "accuracy": accuracy, "length_mean": 1, "length_var": 0} for accuracy in (0.2, 0.3)

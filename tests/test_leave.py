@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import adatape
-from adatape.encoder import listen
+from adatape.encoder import listen, listens
 from adatape.layout import key_mask
 from adatape.measure.cost import cost, total
 from adatape.models import AdaTape
@@ -65,6 +65,24 @@ def test_to_listen_is_the_inputs_share_of_the_block(name: str) -> None:
     for mask in (None, hide_tail(visible), key_mask(visible)):
         whole = block(torch.cat([inputs, tape], 1), attn_mask=mask)
         torch.testing.assert_close(listen(block, inputs, tape, mask), whole[:, :7])
+
+
+def test_an_adapter_and_a_hook_are_not_passed_by() -> None:
+    class Adapted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 0.1 * x.mean(-1, keepdim=True)
+
+    torch.manual_seed(0)
+    block = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, embed_dim=48, num_heads=3).blocks[0].eval()
+    inputs, tape, called = torch.randn(2, 3, 48), torch.randn(2, 4, 48), []
+    assert listens(block)
+    block.attn.qkv = Adapted(48, 144)
+    assert not listens(block)
+    torch.testing.assert_close(listen(block, inputs, tape), block(torch.cat([inputs, tape], 1))[:, :3])
+    block.attn.qkv = nn.Linear(48, 144)
+    block.attn.register_forward_hook(lambda *_: called.append(1))
+    listen(block, inputs, tape)
+    assert called
 
 
 def test_what_was_read_has_been_heard() -> None:

@@ -81,10 +81,14 @@ class TapeBlocksFrom:
 def listens(block: nn.Module) -> bool:
     """Whether `listen` may go around the block's own forward; else it computes rows that nobody needs.
 
-    Another kind of attention has other weights, and sharded ones (FSDP2) are gathered by the block's forward alone.
+    Another kind of attention or projection (an adapter, a quantized one) has other weights, hooks want to be called,
+    and sharded weights (FSDP2) are gathered by the block's forward alone.
     """
-    plain = isinstance(block, Block) and type(block.attn) is Attention and block.attn.gate is None
-    return plain and not hasattr(block, "unshard")
+    if not isinstance(block, Block) or type(block.attn) is not Attention or type(block.attn.qkv) is not nn.Linear:
+        return False
+    parts: tuple[nn.Module, ...] = (block, block.attn, block.attn.qkv)
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+    return block.attn.gate is None and not hooked and not hasattr(block, "unshard")
 
 
 def listen(

@@ -45,7 +45,9 @@ def in_doubt(guess: Float[Tensor, "b k"], steps: int, haste: float = 1.0) -> Int
 
     The share is taken to the power of `haste`: at 0 all is read by everyone, and the larger, the less.
     """
-    return ((1 - guess.float().softmax(-1).amax(-1)) ** haste * steps).ceil().long()
+    classes = guess.shape[-1]
+    unsure = (1 - guess.float().softmax(-1).amax(-1)) * classes / max(classes - 1, 1)
+    return (unsure.clamp(max=1) ** haste * steps).ceil().long()
 
 
 def key_bias(visible: Bool[Tensor, "b m"], gate: Float[Tensor, "h"], tape: int) -> Float[Tensor, "b h 1 m"]:

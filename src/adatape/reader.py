@@ -177,6 +177,7 @@ def _drawn_budget(
     like: Float[Tensor, "b d"], least: int, steps: int, uncut: float, key: Int[Tensor, "b"] | None
 ) -> Int[Tensor, "b"]:
     """From `least` to `steps`, evenly, but for the share that is left uncut."""
+    least = min(least, steps)  # a budget may have been set since
     drawn = torch.rand(like.shape[0], device=like.device) if key is None else uniform(keys_of(3, key), 1).squeeze(1)
     return (least + drawn / (1 - uncut) * (steps - least + 1)).long().clamp(max=steps)
 

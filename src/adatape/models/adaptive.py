@@ -53,6 +53,8 @@ class Adaptive(nn.Module, ABC):
         walk = self.walk(x, no_visit, key)
         features = self.vit.forward_head(self._settle(self._looked_at(walk)), pre_logits=True)
         logits = self.vit.head(features)
+        if self.training and walk.guess is not None and not output:
+            return logits + 0 * walk.guess.sum()  # nobody teaches the guess then, but DDP wants its gradient
         return Output(logits, features, walk.ponder, walk.tape, walk.steps, walk.guess) if output else logits
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -73,9 +75,11 @@ class Adaptive(nn.Module, ABC):
 
     def compile_blocks(self, **options: Any) -> None:
         """torch.compile block by block, in place: all that are alike are compiled once, also those of other models."""
-        for module in self.modules():
-            if isinstance(module, Block):
-                module.compile(**options)
+        blocks = [module for module in self.modules() if isinstance(module, Block)]
+        if not blocks:
+            raise TypeError(f"the blocks are {type(self.vit.blocks[0]).__name__}s; only timm's Block is compiled so")
+        for block in blocks:
+            block.compile(**options)
 
     def _looked_at(self, walk: Walk) -> Walk:
         """Where the class token alone is pooled, nothing else needs the final norm."""

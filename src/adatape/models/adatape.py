@@ -60,7 +60,8 @@ class AdaTape(Adaptive):
 
     A model that `doubts` guesses the answer before it reads, and of the tape that its reader offers takes as large a
     share as the guess leaves open, to the power of `haste`. The guess is learnt from the tokens as they are: no block
-    is bent towards it. In training tapes are cut at random instead (`sample_budgets`).
+    is bent towards it, and it takes a loss on `Output.guess` as well (`train.loop.total_loss`). In training tapes are
+    cut at random instead (`sample_budgets`).
     """
 
     def __init__(
@@ -95,6 +96,8 @@ class AdaTape(Adaptive):
             tape_mlp(vit.embed_dim, _hidden_width(vit)) if "append" in FFN_PLACES[tape_ffn] else nn.Identity()
         )
         self.gate = TapeGate(leave - layer, _heads(vit)) if gate else None
+        if still is not None and self._scales_after_norm():
+            raise ValueError(f"still is {still}; {reader!r} scales tape rows inside blocks, so leave it out")
         self.pooled = not (gate or self.reader.gates or leave < len(vit.blocks) or still is not None)
         # An ablation's weights scale rows inside blocks, which then have to compute all of them.
         self.still = leave if self.pooled or self._scales_after_norm() else _still_from(still, leave)
@@ -102,7 +105,7 @@ class AdaTape(Adaptive):
             if isinstance(block, TapeBlock):
                 block.tape_mlp = nn.Identity()  # no tape comes by to be fed
         self.listen: Callable[..., Tensor] = listen
-        self.guess = _guessing(vit) if doubts else None
+        self.guess = _guessing(vit) if doubts and vit.num_classes > 0 else None
         self.packed, self.buckets, self.built_with_haste = False, 0, haste
         self.set_haste()
 
@@ -127,8 +130,8 @@ class AdaTape(Adaptive):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         super().reset_classifier(num_classes, global_pool)
-        if self.guess is not None:
-            self.guess = _guessing(self.vit).to(self.vit.norm.weight)
+        if self.guess is not None and num_classes > 0:  # features alone are read for as they were before
+            self.guess = _guessing(self.vit).to(next(self.guess.parameters()))
 
     def set_input_size(self, img_size: tuple[int, int]) -> None:
         super().set_input_size(img_size)
@@ -270,7 +273,7 @@ class AdaTape(Adaptive):
 
 
 def _guessing(vit: VisionTransformer) -> nn.Sequential:
-    """A norm and a head for tokens that have passed only a few blocks; at first it knows nothing, so all is read."""
+    """A norm and a head for tokens that have passed only a few blocks; it begins by knowing nothing."""
     head = nn.Linear(vit.embed_dim, vit.num_classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
