@@ -4,8 +4,9 @@ from adatape.models import (
     retrofit,  # noqa: F401  `adatape`, around any backbone
     vit,  # noqa: F401  PlainViT, ViT-3FFN and plain ViTs that timm lacks
 )
-from adatape.models.adatape import AdaTape, wrap
+from adatape.models.adatape import AdaTape
 from adatape.models.avit import AViT
+from adatape.models.making import wrap
 from adatape.models.plain import Plain
 from adatape.models.ponder import PonderNet
 from adatape.models.universal import Universal, UViT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
@@ -12,9 +11,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.ablation import ActReader, make_reader
-from adatape.banks import Bank, InputBank, LearnedBank, NoBank
+from adatape.banks import Bank, InputBank, NoBank
 from adatape.config import ReaderName, Reading, TapeFFN
-from adatape.encoder import TapeBlock, TapeBlocksFrom, TapeGate, listen, tape_mlp
+from adatape.encoder import TapeBlock, TapeGate, listen, tape_mlp
 from adatape.graph import exporting, fixed
 from adatape.layout import (
     TapeRows,
@@ -29,15 +28,11 @@ from adatape.layout import (
     token_bias,
     unpack,
 )
-from adatape.models.adaptive import Adaptive, Visit, Walk, check_backbone, no_visit
-from adatape.models.registry import SIZES, register, split
+from adatape.models.adaptive import Adaptive, Visit, Walk, no_visit
 from adatape.ragged import Packed, hide_tail
 from adatape.records import Tape
 
-BankName = Literal["input", "learn"]
 QueryName = Literal["mean", "token"]
-READING_FIELDS = [field.name for field in dataclasses.fields(Reading)]
-ALL_GATES = 1e-6  # a floor that none is below
 FFN_PLACES: dict[TapeFFN, tuple[str, ...]] = {
     "none": (),
     "append": ("append",),
@@ -99,8 +94,10 @@ class AdaTape(Adaptive):
         if still is not None and self._scales_after_norm():
             raise ValueError(f"still is {still}; {reader!r} scales tape rows inside blocks, so leave it out")
         self.pooled = not (gate or self.reader.gates or leave < len(vit.blocks) or still is not None)
-        # An ablation's weights scale rows inside blocks, which then have to compute all of them.
-        self.still = leave if self.pooled or self._scales_after_norm() else _still_from(still, leave)
+        # In the last block that it takes part in a tape has only to be seen. An ablation's weights scale rows inside
+        # blocks, which then have to compute all of them.
+        whole = self.pooled or self._scales_after_norm()
+        self.still = leave if whole else leave - 1 if still is None else still
         for block in vit.blocks[self.still :]:
             if isinstance(block, TapeBlock):
                 block.tape_mlp = nn.Identity()  # no tape comes by to be fed
@@ -291,11 +288,6 @@ def _heads(vit: VisionTransformer) -> int:
     return next(module.num_heads for module in vit.blocks.modules() if hasattr(module, "num_heads"))
 
 
-def _still_from(still: int | None, leave: int) -> int:
-    """In the last block that it takes part in, a tape has only to be seen."""
-    return leave - 1 if still is None else still
-
-
 def _check_placement(
     vit: VisionTransformer, layer: int, leave: int, still: int | None, tape_ffn: str, query: str
 ) -> None:
@@ -317,97 +309,3 @@ def _check_placement(
             f"tape_ffn is {tape_ffn!r}; the ViT's blocks have no tape feed-forward: "
             f"build it with block_fn=TapeBlocksFrom({layer})"
         )
-
-
-def wrap(
-    vit: VisionTransformer,
-    bank: BankName | Bank = "input",
-    *,
-    patch: int = 8,
-    bank_size: int = 10_000,
-    reading: Reading | None = None,
-    gate: bool = True,
-    **options: Any,
-) -> AdaTape:
-    """AdaTape around a ViT that exists already, and computes what the ViT does until it is trained.
-
-    `options` are AdaTape's own (layer, leave, still, tape_ffn, query, reader, doubts) and fields of `Reading`. The bank
-    starts from the ViT's patch embedding. `gate=False` lets every head look at the tape at once, as one from scratch.
-    The ViT keeps its blocks: tape_ffn with "blocks" needs one that was built with `block_fn=TapeBlocksFrom(layer)`.
-    """
-    check_backbone(vit)
-    fields, own = split(options, READING_FIELDS)
-    reading = dataclasses.replace(
-        reading or default_reading(bank), **_settled(fields, own.get("reader"), own.get("doubts", False))
-    )
-    source = make_bank(bank, vit, patch, bank_size)
-    if source is not bank:
-        source.start_from(vit)
-    like = next(vit.parameters())
-    return AdaTape(vit, source, reading, gate=gate, **own).to(like.device, like.dtype).train(vit.training)
-
-
-def make_bank(bank: BankName | Bank, vit: VisionTransformer, patch: int, bank_size: int) -> Bank:
-    if isinstance(bank, Bank):
-        return bank
-    if bank == "learn":
-        return LearnedBank(bank_size, vit.embed_dim)
-    if bank == "input":
-        return InputBank(vit.embed_dim, patch=patch, image=vit.patch_embed.img_size, channels=vit.in_chans)
-    raise ValueError(f"bank is {bank!r}; it must be 'input', 'learn' or an adatape.banks.Bank")
-
-
-def _settled(fields: dict[str, Any], reader: str | None, doubts: bool) -> dict[str, Any]:
-    """What goes with a choice, unless it is given.
-
-    Gates are at most 1: a selective reader's threshold of `steps` never ends a tape. Where doubt ends tapes, gates
-    leave that to it, and training has to see all lengths.
-    """
-    settled: dict[str, Any] = {"sample_budgets": True} if doubts else {}
-    if reader == "selective":
-        settled |= {"threshold": float(fields.get("steps", Reading.steps)), "merge": 1}
-        settled |= {"floor": ALL_GATES} if doubts else {}
-    return {**settled, **fields}
-
-
-def default_reading(bank: BankName | Bank, large: bool = False) -> Reading:
-    """The paper's hyper-parameter table: the two training tricks go with a learnable bank, τ = 1 with large + input."""
-    if bank == "learn":
-        return Reading(noise=0.01, hide=0.1)
-    return Reading(threshold=1.0) if large else Reading()
-
-
-def build(
-    *,
-    bank: BankName = "input",
-    bank_patch: int = 8,
-    bank_size: int = 10_000,
-    tape_ffn: TapeFFN = "append",
-    reader: ReaderName = "adaptive",
-    layer: int = 1,
-    leave: int | None = None,
-    still: int | None = None,
-    query: QueryName | None = None,
-    gate: bool = False,
-    doubts: bool = False,
-    haste: float = 1.0,
-    **options: Any,
-) -> AdaTape:
-    """An AdaTape from scratch; `options` are fields of `Reading` and arguments of timm's VisionTransformer."""
-    if bank not in ("input", "learn"):
-        raise ValueError(f"bank is {bank!r}; it must be 'input' or 'learn'")
-    fields, options = split(options, READING_FIELDS)
-    reading = default_reading(bank, large=options.get("depth", 12) > 12)
-    reading = dataclasses.replace(reading, **_settled(fields, reader, doubts))
-    pooling: dict[str, Any] = {} if bank == "learn" else {"class_token": False, "global_pool": "avg", "fc_norm": False}
-    blocks: dict[str, Any] = {"block_fn": TapeBlocksFrom(layer)} if "blocks" in tape_ffn else {}
-    vit = VisionTransformer(**{**pooling, **blocks, **options})
-    source = NoBank() if reader == "fixed" else make_bank(bank, vit, bank_patch, bank_size)
-    own: dict[str, Any] = {"reader": reader, "tape_ffn": tape_ffn, "query": query, "gate": gate}
-    own |= {"layer": layer, "leave": leave, "still": still, "doubts": doubts, "haste": haste}
-    return AdaTape(vit, source, reading, **own)
-
-
-for _size, _shape in SIZES.items():
-    for _patch in (16, 32):
-        register(f"adatape_{_size}_patch{_patch}_224", build, patch_size=_patch, **_shape)

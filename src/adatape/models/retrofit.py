@@ -10,7 +10,8 @@ from timm.models._builder import build_model_with_cfg
 from timm.models._registry import generate_default_cfgs, get_pretrained_cfg, register_model
 
 from adatape.models.adaptive import Adaptive, filter_checkpoint
-from adatape.models.adatape import READING_FIELDS, AdaTape, wrap
+from adatape.models.adatape import AdaTape
+from adatape.models.making import READING_FIELDS, wrap
 from adatape.models.registry import SETTINGS, split
 
 default_cfgs = generate_default_cfgs({"adatape": SETTINGS})  # timm looks this name up

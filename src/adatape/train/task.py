@@ -29,7 +29,7 @@ from adatape.data.sampler import Order
 from adatape.data.shard_loader import CHANNELS, ShardLoader, classes_of, labelled_shards
 from adatape.data.shards import open_shards
 from adatape.models.adaptive import Adaptive
-from adatape.models.adatape import wrap
+from adatape.models.making import wrap
 from adatape.models.plain import Plain
 from adatape.models.sequence import build_sequence_model
 from adatape.train.release import read_weights
