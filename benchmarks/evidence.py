@@ -40,7 +40,7 @@ from adatape.recipes import RECIPES
 from adatape.show.budget import test_batches
 from adatape.show.transfer import print_fewshot
 from adatape.train.fleet import fleets, run_together
-from adatape.train.folder import load_run
+from adatape.train.folder import WEIGHTS, load_run
 from adatape.train.run import Moment
 from adatape.train.stop import Stopped
 from adatape.train.sweep import experiment_of, worded
@@ -187,7 +187,7 @@ def carry_out(runs: list[Run], arguments: argparse.Namespace) -> None:
             else:
                 trained[given] = folder
         for given, folder in trained.items():
-            keep(folder, arguments.out / given.folder, KEPT)
+            keep(folder, arguments.out / given.folder, (*KEPT, WEIGHTS) if arguments.weights else KEPT)
         for given, folder in trained.items():
             if not arguments.short and given.recipe != "parity":
                 look_closer(folder, arguments.device)
@@ -198,10 +198,10 @@ def carry_out(runs: list[Run], arguments: argparse.Namespace) -> None:
             print(f"{given.folder} {told}", flush=True)
 
 
-def keep(folder: Path, target: Path, names: Sequence[str]) -> None:
-    target.mkdir(parents=True, exist_ok=True)
+def keep(folder: Path, target: Path, names: Sequence[str | Path]) -> None:
     for name in names:
         if (folder / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / name, target / name)
 
 
@@ -315,6 +315,7 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=8, help="runs of a seed that train side by side")
     parser.add_argument("--minutes", type=float, default=60, help="after which no run begins")
     parser.add_argument("--short", action="store_true", help="keep what training gives, and look no closer")
+    parser.add_argument("--weights", action="store_true", help="keep the trained weights too, to look closer later")
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
     runs = planned(arguments.only, arguments.recipes, tuple(arguments.seeds))

@@ -40,14 +40,21 @@ def hide_beyond(tape: Tape, budget: Int[Tensor, "b"]) -> Tape:
     )
 
 
-def in_doubt(guess: Float[Tensor, "b k"], steps: int, haste: float = 1.0) -> Int[Tensor, "b"]:
-    """Of so many tokens the share that the guess leaves open: none where it is certain, all where it knows nothing.
+def in_doubt(guess: Float[Tensor, "b k"], steps: int, haste: float = 1.0, least: int = 0) -> Int[Tensor, "b"]:
+    """From `least` to `steps` tokens, the share that the guess leaves open: all of it where it knows nothing.
 
     The share is taken to the power of `haste`: at 0 all is read by everyone, and the larger, the less.
     """
+    least = min(least, steps)  # a budget may have been set since
     classes = guess.shape[-1]
     unsure = (1 - guess.float().softmax(-1).amax(-1)) * classes / max(classes - 1, 1)
-    return (unsure.clamp(max=1) ** haste * steps).ceil().long()
+    return least + (unsure.clamp(max=1) ** haste * (steps - least)).ceil().long()
+
+
+def weighted_mean(rows: Float[Tensor, "b t d"], weight: Float[Tensor, "b t"]) -> Float[Tensor, "b 1 d"]:
+    """Zero where nothing weighs anything."""
+    share = weight / weight.sum(1, keepdim=True).clamp(min=1e-6)
+    return (share.to(rows.dtype)[..., None] * rows).sum(1, keepdim=True)
 
 
 def key_bias(visible: Bool[Tensor, "b m"], gate: Float[Tensor, "h"], tape: int) -> Float[Tensor, "b h 1 m"]:

@@ -27,6 +27,7 @@ from adatape.layout import (
     tape_rows,
     token_bias,
     unpack,
+    weighted_mean,
 )
 from adatape.models.adaptive import Adaptive, Visit, Walk, no_visit
 from adatape.ragged import Packed, hide_tail
@@ -47,6 +48,7 @@ class AdaTape(Adaptive):
     With `leave` it is gone again before that block: the inputs have taken what they need, and go on alone for little.
     From block index `still` on its rows do not change any more, and inputs only look at them, for a sixth of the cost;
     a tape that is not pooled is always still in the last block that it takes part in, where nothing else would be seen.
+    With `echo` the mean of such a tape's rows, each by its weight, is added to the inputs at the end, and so is pooled.
 
     `tape_ffn` says where tape tokens take a feed-forward of their own: once when appended (the paper's ImageNet
     models), in each block that follows, in both (its JFT models), or nowhere. `query` is the mean of the tokens or
@@ -72,6 +74,7 @@ class AdaTape(Adaptive):
         tape_ffn: TapeFFN = "append",
         query: QueryName | None = None,
         gate: bool = False,
+        echo: bool = False,
         doubts: bool = False,
         haste: float = 1.0,
     ) -> None:
@@ -94,6 +97,11 @@ class AdaTape(Adaptive):
         if still is not None and self._scales_after_norm():
             raise ValueError(f"still is {still}; {reader!r} scales tape rows inside blocks, so leave it out")
         self.pooled = not (gate or self.reader.gates or leave < len(vit.blocks) or still is not None)
+        if echo and self.pooled:
+            raise ValueError("echo is True; this tape is pooled as it is, so give still, leave, or a reader that gates")
+        if echo and gate:
+            raise ValueError("echo is True with a gate, behind which a model starts as its ViT; leave one of them out")
+        self.echo = echo
         # In the last block that it takes part in a tape has only to be seen. An ablation's weights scale rows inside
         # blocks, which then have to compute all of them.
         whole = self.pooled or self._scales_after_norm()
@@ -153,7 +161,8 @@ class AdaTape(Adaptive):
         guess = None if self.guess is None else self.guess(self._query(tokens).detach())
         tape = self.reader(self._query(tokens), self.bank.open(x), key)
         if guess is not None and not self.training:
-            tape = hide_beyond(tape, in_doubt(guess, self.reader.steps, self.haste))
+            least = self.reader.reading.least
+            tape = hide_beyond(tape, in_doubt(guess, self.reader.steps, self.haste, least))
         joined, visible = append(tokens, self.append_mlp(tape.tokens), tape.mask)
         masks = self._masks(joined.dtype, visible, tape)
         joined = self._carry(joined, masks[: self.still - self.layer], tape, visible, visit)
@@ -161,6 +170,8 @@ class AdaTape(Adaptive):
             return Walk(joined, tape.ponder, None if self._hides_nothing() else visible, tape, guess=guess)
         tokens = self._look_on(joined, tokens.shape[1], masks[self.still - self.layer :], visit)
         tokens = self._alone(tokens, range(self.leave, depth), visit)
+        if self.echo:
+            tokens = tokens + weighted_mean(joined[:, tokens.shape[1] :], tape.weight.sum(-1))
         return Walk(tokens, tape.ponder, None, tape, guess=guess)
 
     def _look_on(self, joined: Tensor, inputs: int, masks: list[Any], visit: Visit) -> Tensor:
