@@ -5,51 +5,34 @@
     python benchmarks/evidence.py results/evidence --only coarse --list          which runs, with their commands
     python benchmarks/evidence_tables.py results/evidence                        what has been found, as tables
 
-A run's folder keeps config, environment, metrics and result, its reading and its certainty for every test image
-(`images.npz`), and what it scores at smaller budgets (`budgets.json`). One that has a result is not run again, so the
-experiments can be spread over sessions. Small models leave a GPU idle, so those of one seed train side by side.
+A run's folder keeps config, environment, metrics and result, and what `evidence_look.py` sees in the trained model.
+One that has a result is not run again, so the experiments can be spread over sessions. Small models leave a GPU idle,
+so those of one seed train side by side; with `--weights` another process can look at them while the next ones train.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import shutil
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import torch
+from evidence_look import CLOSER, SEEDS, look_closer
 from evidence_tables import accuracies, cells, found_in
-from torch import Tensor, nn
 
 from adatape.config import Experiment
-from adatape.data.loaders import Labelled
-from adatape.graph import WARM_UP_CALLS, Tensors, captured
-from adatape.measure.budget import apply_budget, look, scaled_budget
-from adatape.measure.reading import Reads, collect
-from adatape.measure.speed import seconds_per_call
-from adatape.models.adaptive import Adaptive
-from adatape.models.adatape import AdaTape
 from adatape.recipes import RECIPES
-from adatape.show.budget import test_batches
-from adatape.show.transfer import print_fewshot
 from adatape.train.fleet import fleets, run_together
-from adatape.train.folder import WEIGHTS, load_run
+from adatape.train.folder import WEIGHTS
 from adatape.train.run import Moment
 from adatape.train.stop import Stopped
 from adatape.train.sweep import experiment_of, worded
 
 KEPT = ("config.json", "env.json", "metrics.jsonl", "result.json")
-CLOSER = ("images.npz", "reading.json", "budgets.json", "fewshot.json")
-SEEDS = (0, 1, 2)
-HASTES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
-SHOTS, L2 = (1, 5, 10, 25), (1024.0,)
 SELECTIVE = "model.options.reader=selective"
 
 
@@ -83,7 +66,6 @@ SHORT = "epochs=24 batch=256 optimizer.warmup=500 data.augment.randaug=0 data.au
 NORMED = "model.options.weight_init=moco model.options.pre_norm=true"
 MEAN = "model.options.class_token=false model.options.global_pool=avg model.options.fc_norm=false"
 FINER, LEARN = "adatape patch=8 bank_patch=4", "adatape-learn patch=8"
-DEPTH = "model.options.depth=6"
 WHOLE_BANK = f"steps=64 {SELECTIVE} model.options.tape_ffn=none ponder_weight=0"
 
 
@@ -92,14 +74,15 @@ def placed(depth: int, layer: int, still: int) -> str:
 
 
 # Plain ViTs of four depths, and tapes beside them: as published; the whole bank, two blocks long and then still; the
-# same by a model that has also seen tapes cut to half, for smaller budgets; and as far as the model doubts.
-EVERY_GATE, HALVES = "model.options.floor=0.000001", "sample_budgets=true model.options.least=32"
+# same by a model that has also seen shorter ones, for smaller budgets; and as far as a model doubts after three blocks.
+EVERY_GATE, CUT = "model.options.floor=0.000001", "sample_budgets=true model.options.least=16 model.options.uncut=0.5"
+DOUBTS = "model.options.doubts=true model.options.haste=2 model.options.uncut=0.5"
 COARSE = {
     **{f"plain-4-depth-{depth}": f"vit patch=4 {MEAN} model.options.depth={depth}" for depth in (2, 3, 4, 6)},
-    "adatape-paper": f"{FINER} {DEPTH}",
+    "adatape-paper": f"{FINER} model.options.depth=6",
     "adatape-still": f"{FINER} {WHOLE_BANK} {placed(6, 0, 2)} {EVERY_GATE}",
-    "adatape-elastic": f"{FINER} {WHOLE_BANK} {placed(7, 1, 3)} {EVERY_GATE} {HALVES} model.options.uncut=0.25",
-    "adatape-doubting": f"{FINER} {WHOLE_BANK} {placed(7, 1, 3)} model.options.doubts=true model.options.uncut=0.5",
+    "adatape-elastic": f"{FINER} {WHOLE_BANK} {placed(7, 1, 3)} {EVERY_GATE} {CUT}",
+    "adatape-doubting": f"{FINER} {WHOLE_BANK} {placed(9, 3, 5)} {DOUBTS}",
 }
 # The paper's systems at one patch and about one cost.
 SYSTEMS = {
@@ -129,7 +112,7 @@ ABLATIONS = {
     **{f"adatape-bank-patch-{patch}": f"adatape patch=8 bank_patch={patch}" for patch in (2,)},
     **{f"adatape-ffn-{kind}": f"{FINER} model.options.tape_ffn={kind}" for kind in ("none", "blocks", "append+blocks")},
     **{f"adatape-query-{width}": f"{FINER} model.options.query_width={width}" for width in (16, 192)},
-    **{f"adatape-at-{layer}": f"{FINER} model.options.layer={layer}" for layer in (0, 3)},
+    **{f"adatape-at-{layer}": f"{FINER} model.options.layer={layer}" for layer in (0, 2)},
     "adatape-replace": f"{FINER} model.options.update=replace",
     **{f"adatape-learn-bank-{size}": f"{LEARN} model.options.bank_size={size}" for size in (100, 10_000)},
     "adatape-learn-no-noise": f"{LEARN} model.options.noise=0",
@@ -137,8 +120,12 @@ ABLATIONS = {
 }
 
 
+# Ablations are many, so each is small: four blocks, a third of the epochs.
+SHALLOW, SHORTER = "model.options.depth=4", SHORT.replace("epochs=24", "epochs=8").replace("warmup=500", "warmup=300")
+
+
 def trained_alike(plan: dict[str, str], *more: str) -> dict[str, str]:
-    return {name: " ".join([words, *more, NORMED, SHORT]) for name, words in plan.items()}
+    return {name: " ".join([words, NORMED, *(more or [SHORT])]) for name, words in plan.items()}
 
 
 # What parity is like without pairs, at full length: nothing stops early, so all of one length and seed train together.
@@ -154,8 +141,8 @@ PLANS = {
     "parity": PARITY,
     "coarse": trained_alike(COARSE),
     "systems": trained_alike(SYSTEMS),
-    "length": trained_alike(LENGTH, DEPTH),
-    "ablations": trained_alike(ABLATIONS, DEPTH),
+    "length": trained_alike(LENGTH, SHALLOW, SHORTER),
+    "ablations": trained_alike(ABLATIONS, SHALLOW, SHORTER),
 }
 PUBLISHED = ["coarse", "systems", "length", "ablations"]
 
@@ -186,12 +173,11 @@ def carry_out(runs: list[Run], arguments: argparse.Namespace) -> None:
                 print(f"{given.folder}: {result['error']}", flush=True)
             else:
                 trained[given] = folder
-        for given, folder in trained.items():
-            keep(folder, arguments.out / given.folder, (*KEPT, WEIGHTS) if arguments.weights else KEPT)
+        for given, folder in trained.items():  # the result last: whoever sees it finds the rest
+            keep(folder, arguments.out / given.folder, (WEIGHTS, *KEPT) if arguments.weights else KEPT)
         for given, folder in trained.items():
             if not arguments.short and given.recipe != "parity":
-                look_closer(folder, arguments.device)
-                learn_from_few(folder, arguments.fewshot, arguments.device)
+                look_closer(folder, arguments.device, arguments.fewshot, speed=True)
                 keep(folder, arguments.out / given.folder, ("result.json", *CLOSER))
             found = found_in(arguments.out / given.folder)
             told = {name: round(found[name], 4) for name in ("accuracy", "length_mean", "gflops_mean")}
@@ -210,77 +196,6 @@ def say(moment: Moment) -> None:
     print(
         f"step {moment.step} of {moment.steps}: loss {moment.loss:.3f}, {moment.samples_per_second:,.0f}/s", flush=True
     )
-
-
-def look_closer(folder: Path, device: str) -> None:
-    """What the model does with each test image, how fast it is, and what it scores where it may read less."""
-    experiment, model = load_run(folder)
-    model = model.to(device).eval()
-
-    def test() -> Iterator[Labelled]:
-        return test_batches(experiment, None, torch.device(device))
-
-    reads = collect(model, test())
-    figures = {"certainty": reads.certainty.half().numpy(), "length": reads.length.to(torch.uint8).numpy()}
-    np.savez_compressed(folder / "images.npz", **figures)
-    if torch.device(device).type == "cuda":
-        result = json.loads((folder / "result.json").read_text())
-        result["images_per_second"] = throughput(model, next(iter(test()))[0])
-        (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
-    if isinstance(model, AdaTape):
-        (folder / "reading.json").write_text(json.dumps(saturation(model, reads), indent=1) + "\n")
-        (folder / "budgets.json").write_text(json.dumps(at_budgets(model, test), indent=1) + "\n")
-
-
-def saturation(model: AdaTape, reads: Reads) -> dict[str, float]:
-    """How far the softmax of a read is from even, and the scale that its norm has come to."""
-    visible = reads.taken[..., 0] >= 0
-    found = {"top_weight": reads.weight.amax(-1)[visible].mean().item()}
-    if isinstance(model.reader.norm, nn.LayerNorm):
-        scale = model.reader.norm.weight[: model.reader.reading.query_width].detach()
-        found["norm_scale"] = scale.square().mean().sqrt().item()
-    return found
-
-
-def throughput(model: Adaptive, x: Tensor) -> float:
-    """Images a second in bf16, replayed as a CUDA graph; every system alike: none compiled, none ends early."""
-
-    @torch.no_grad()
-    def answer(x: Tensor) -> Tensors:
-        with torch.autocast("cuda", torch.bfloat16):
-            return (model(x),)
-
-    call = captured(answer)
-    for _ in range(WARM_UP_CALLS + 1):
-        call(x)
-    took = [seconds_per_call(lambda: call(x), 20, torch.cuda.synchronize) for _ in range(5)]
-    return len(x) / statistics.median(took)
-
-
-def at_budgets(model: AdaTape, test: Callable[[], Iterator[Labelled]]) -> list[dict[str, Any]]:
-    """What it scores where it may read less, and where doubt decides, at other hastes."""
-
-    def found() -> dict[str, float]:
-        seen = look(model, test())
-        accuracy, length, macs = (each.double().mean().item() for each in (seen.right, seen.length, seen.macs))
-        return {"accuracy": accuracy, "length_mean": length, "gflops_mean": macs / 1e9}
-
-    most, rows = model.reader.reading.steps, []
-    for steps in sorted({0, 1, *(most * share // 8 for share in (1, 2, 3, 4, 6, 8))}):
-        budget = scaled_budget(model, steps)
-        apply_budget(model, budget)
-        rows.append({**budget.__dict__, **found()})
-    for haste in HASTES if model.doubts else ():
-        model.set_haste(haste)
-        rows.append({"haste": haste, **found()})
-    return rows
-
-
-def learn_from_few(folder: Path, sets: list[str], device: str) -> None:
-    """Few-shot accuracy on other sets of images, each a folder of arrays."""
-    if sets:
-        found = {Path(on).name: print_fewshot(folder, on, SHOTS, SEEDS, L2, device)["summary"] for on in sets}
-        (folder / "fewshot.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def work(arguments: argparse.Namespace, runs: list[Run]) -> None:

@@ -38,6 +38,15 @@ def test_none_is_read_by_the_certain_and_all_by_those_who_know_nothing() -> None
     assert in_doubt(torch.zeros(1, 1000), 10).tolist() == [10]
 
 
+def test_even_the_certain_read_as_much_as_training_did() -> None:
+    guess = torch.tensor([[50.0, 0, 0, 0], [0, 0, 0, 0], [1.1, 0, 0, 0]])
+    assert in_doubt(guess, 8, least=4).tolist() == [4, 8, 7]
+    assert in_doubt(guess, 3, least=4).tolist() == [3, 3, 3]  # a smaller budget binds
+    made = model(least=5)
+    made.set_haste(50)
+    assert set(made(images(), output=True).tape.length.tolist()) <= {5, 6}
+
+
 @pytest.mark.parametrize("reader", READERS, ids=str)
 def test_a_tape_is_as_long_as_the_guess_leaves_open(reader: dict[str, object]) -> None:
     out = model(**reader)(images(), output=True)

@@ -15,6 +15,7 @@ import pytest
 from adatape.config import ImageModel
 from adatape.recipes import RECIPES
 from adatape.train.fleet import fleets
+from adatape.train.run import run
 from adatape.train.sweep import experiment_of
 from adatape.train.task import build_for, build_image_model
 
@@ -30,7 +31,7 @@ def module(name: str) -> ModuleType:
     return found
 
 
-tables, evidence = module("evidence_tables"), module("evidence")
+tables, looking, evidence = module("evidence_tables"), module("evidence_look"), module("evidence")
 
 
 def put(out: Path, name: str, accuracies: list[float], gflops: float, **result: Any) -> None:
@@ -153,3 +154,40 @@ def test_all_of_one_length_of_parity_train_together() -> None:
     runs = evidence.planned(["parity"], [], (0,))
     experiments = [experiment_of(RECIPES[given.recipe], given.words, seed=0) for given in runs]
     assert [len(fleet) for fleet in fleets(experiments, 8)] == [7] * 4
+
+
+def test_every_process_that_looks_has_a_share_of_its_own(tmp_path: Path) -> None:
+    put(tmp_path, "adatape", [0.5] * 3, 1.0)
+    put(tmp_path, "plain-x", [0.5] * 3, 1.0, images_per_second=1.0)
+    every = {path.parent for path in tmp_path.glob("*/*/*/result.json")}
+    for folder in every:
+        (folder / looking.WEIGHTS).parent.mkdir()
+        (folder / looking.WEIGHTS).write_bytes(b"")
+    shares = [looking.left_in(tmp_path, "*/*/*", f"{n}/3", speed=False) for n in range(3)]
+    assert sum(map(len, shares)) == len(every)
+    assert set().union(*shares) == every
+    assert {folder.parent.name for folder in looking.left_in(tmp_path, "*/*/seed-0", "0/1", speed=True)} == {"adatape"}
+
+
+def test_a_closer_look_at_a_run(tmp_path: Path) -> None:
+    """From its weights alone: every file that the tables read, and the weights are gone."""
+    for name in ("digits", "few"):
+        draw = np.random.default_rng(0)
+        for split, count in (("train", 260), ("test", 40)):
+            (tmp_path / name).mkdir(exist_ok=True)
+            np.save(tmp_path / name / f"{split}_images.npy", draw.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8))
+            np.save(tmp_path / name / f"{split}_labels.npy", np.arange(count) % 10)
+    words = "adatape patch=8 bank_patch=4 steps=4 merge=2 model.options.embed_dim=64 model.options.num_heads=2"
+    words += " model.options.depth=3 epochs=1 batch=128 optimizer.warmup=1 engine.precision=fp32 engine.compile=false"
+    words += " optimizer.steps=2 model.options.reader=selective model.options.merge=1 model.options.doubts=true"
+    experiment = experiment_of(RECIPES["cifar10"], words, path=str(tmp_path / "digits"), seed=0)
+    folder = tmp_path / "out" / "cifar10" / "adatape" / "seed-0"
+    run(experiment, folder, "cpu", lambda _: None)
+    sys.argv = ["evidence_look.py", str(tmp_path / "out"), "--device", "cpu", "--fewshot", str(tmp_path / "few")]
+    looking.main()
+    assert not (folder / looking.WEIGHTS).exists()
+    assert all((folder / name).is_file() for name in looking.CLOSER)
+    assert np.load(folder / "images.npz")["length"].shape == (40,)
+    hastes = [row["haste"] for row in json.loads((folder / "budgets.json").read_text()) if "haste" in row]
+    assert hastes == list(looking.HASTES)
+    assert [row["shots"] for row in json.loads((folder / "fewshot.json").read_text())["few"]] == [1, 5, 10, 25]

@@ -16,12 +16,15 @@ from adatape.encoder import listen, listens
 from adatape.layout import key_mask
 from adatape.measure.cost import cost, total
 from adatape.models import AdaTape
+from adatape.models.adaptive import no_visit
 from adatape.ragged import hide_tail
 
 SMALL = {"img_size": 32, "patch_size": 8, "bank_patch": 4, "depth": 4, "num_classes": 5, "steps": 6, "merge": 2}
 KINDS: list[dict[str, Any]] = [
     {"threshold": 1.5},
     {"threshold": 1.5, "still": 1},
+    {"threshold": 1.5, "still": 1, "echo": True},
+    {"reader": "selective", "merge": 1, "echo": True},
     {"threshold": 6.0},
     {"reader": "selective", "merge": 1},
     {"threshold": 1.5, "tape_ffn": "append+blocks"},
@@ -147,3 +150,26 @@ def test_a_still_tape_is_seen_as_it_was_read() -> None:
 def test_it_leaves_after_it_joins_and_no_later_than_the_end(leave: int) -> None:
     with pytest.raises(ValueError, match=f"leave is {leave}; the tape joins before block 1, so 2 to 4"):
         model(layer=1, leave=leave)
+
+
+def test_an_echo_is_the_mean_of_the_tape_by_its_weights() -> None:
+    made, x = model(layer=1, still=2, reader="selective", merge=1), images()
+    loud = model(layer=1, still=2, reader="selective", merge=1, echo=True)
+    loud.load_state_dict(made.state_dict())
+    rows: list[Tensor] = []
+    hook = loud.vit.blocks[1].register_forward_hook(lambda _, __, out: rows.append(out[:, 16:]))
+    walk, plain = loud.walk(x, no_visit, None), made.walk(x, no_visit, None)
+    hook.remove()
+    weight = walk.tape.weight.squeeze(-1)
+    mean = (weight[..., None] * rows[0]).sum(1) / weight.sum(1, keepdim=True)
+    torch.testing.assert_close(walk.tokens - plain.tokens, mean[:, None].expand_as(plain.tokens), rtol=1e-4, atol=1e-5)
+    loud.set_budget(0)
+    made.set_budget(0)
+    assert torch.equal(loud(x), made(x))
+
+
+def test_an_echo_needs_a_tape_that_is_not_pooled_and_no_gate() -> None:
+    with pytest.raises(ValueError, match="echo is True; this tape is pooled"):
+        model(echo=True)
+    with pytest.raises(ValueError, match="echo is True with a gate"):
+        model(echo=True, gate=True)
