@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from evidence_cells import cells, found_in
 from evidence_look import CLOSER, SEEDS, look_closer
-from evidence_tables import accuracies, cells, found_in
+from evidence_tables import accuracies
 
 from adatape.config import Experiment
 from adatape.recipes import RECIPES

@@ -31,7 +31,8 @@ def module(name: str) -> ModuleType:
     return found
 
 
-tables, looking, evidence = module("evidence_tables"), module("evidence_look"), module("evidence")
+runs_of, compared, tables = module("evidence_cells"), module("evidence_margins"), module("evidence_tables")
+looking, evidence = module("evidence_look"), module("evidence")
 
 
 def put(out: Path, name: str, accuracies: list[float], gflops: float, **result: Any) -> None:
@@ -50,7 +51,7 @@ def test_the_rival_is_the_best_plain_vit_that_costs_no_more(tmp_path: Path) -> N
     put(tmp_path, "plain-dear", [0.90, 0.90], 1.1)
     put(tmp_path, "avit", [0.95, 0.95], 1.0)
     put(tmp_path, "adatape-x", [0.65, 0.66], 1.0)
-    (margin,) = tables.margins(tables.cells(tmp_path))
+    (margin,) = compared.margins(runs_of.cells(tmp_path))
     assert (margin.rival.name, margin.ahead) == ("plain-same", True)
     assert margin.points == pytest.approx(5)
     assert margin.error == pytest.approx(100 * (2 * 0.005**2) ** 0.5)
@@ -63,7 +64,7 @@ def test_between_two_plain_vits_the_line_is_the_rival_too(tmp_path: Path) -> Non
     put(tmp_path, "adatape-y", [0.99], 2.5)
     put(tmp_path, "plain-poor", [0.30], 1.4)  # beaten by a cheaper one: no point of the line
     put(tmp_path, "plain-twin", [0.20], 1.0)
-    found = {margin.ours.name: margin.beyond for margin in tables.margins(tables.cells(tmp_path))}
+    found = {margin.ours.name: margin.beyond for margin in compared.margins(runs_of.cells(tmp_path))}
     assert found["adatape-x"] == pytest.approx(1)
     assert found["adatape-y"] is None
 
@@ -74,29 +75,65 @@ def test_a_smaller_budget_of_one_model_has_rivals_of_its_own(tmp_path: Path) -> 
     put(tmp_path, "adatape-x", [0.70, 0.71], 2.0, length_mean=64.0)
     for seed in (0, 1):
         rows = [
-            {"steps": steps, "accuracy": 0.55 + seed / 100, "gflops_mean": cost, "length_mean": float(steps)}
-            for steps, cost in ((0, 0.5), (32, 1.2), (64, 2.0))
+            {"steps": steps, "accuracy": accuracy + seed / 100, "gflops_mean": cost, "length_mean": float(steps)}
+            for steps, cost, accuracy in (
+                (0, 0.5, 0.69),  # no tape at all
+                (8, 0.9, 0.60),  # too far below the best
+                (32, 1.2, 0.65),
+                (56, 1.9, 0.70),  # saves too little
+                (64, 2.0, 0.70),
+            )
         ]
         (tmp_path / "cifar100" / "adatape-x" / f"seed-{seed}" / "budgets.json").write_text(json.dumps(rows))
-    found = {each.ours.name: each for each in tables.margins(tables.with_budgets(tables.cells(tmp_path)))}
+    found = {each.ours.name: each for each in compared.margins(runs_of.with_budgets(runs_of.cells(tmp_path)))}
     assert set(found) == {"adatape-x", "adatape-x at 32"}
     assert found["adatape-x at 32"].rival.name == "plain-cheap"
-    assert found["adatape-x at 32"].points == pytest.approx(5)
+    assert found["adatape-x at 32"].points == pytest.approx(15)
     assert found["adatape-x"].rival.name == "plain-dear"
+
+
+def test_an_adaptive_system_meets_the_best_of_ours_that_costs_no_more(tmp_path: Path) -> None:
+    put(tmp_path, "adatape-cheap", [0.50, 0.51], 1.0)
+    put(tmp_path, "adatape-dear", [0.90, 0.91], 1.1)
+    put(tmp_path, "plain-x", [0.99, 0.99], 1.0)
+    put(tmp_path, "avit", [0.60, 0.61], 1.0)
+    put(tmp_path, "uvit", [0.40, 0.41], 1.2)
+    put(tmp_path, "ut", [0.40, 0.41], 0.5)
+    found = {each.rival.name: each for each in compared.against_adaptive(runs_of.cells(tmp_path))}
+    assert {name: each.ours.name for name, each in found.items()} == {"avit": "adatape-cheap", "uvit": "adatape-dear"}
+    assert found["avit"].points == pytest.approx(-10)
+    assert found["uvit"].points == pytest.approx(50)
+    text = compared.adaptive_table(runs_of.cells(tmp_path))
+    assert "-10.00 ± 0.71 ▼" in text
+    assert "**+50.00 ± 0.71**" in text
+
+
+def test_from_few_images_the_rival_is_the_best_of_that_column(tmp_path: Path) -> None:
+    scores = {"plain-a": (0.2, 0.5), "plain-b": (0.3, 0.4), "plain-dear": (0.9, 0.9), "adatape": (0.35, 0.35)}
+    for name, (one, five) in scores.items():
+        put(tmp_path, name, [0.5, 0.5], 2.0 if name == "plain-dear" else 1.0)
+        for seed in (0, 1):
+            rows = [{"shots": 1, "mean": one + seed / 100}, {"shots": 5, "mean": five + seed / 100}]
+            path = tmp_path / "cifar100" / name / f"seed-{seed}" / "fewshot.json"
+            path.write_text(json.dumps({"pets": rows}))
+    text = compared.few_shot_margins(runs_of.cells(tmp_path))
+    assert "pets, 1 shot | pets, 5 shots" in text
+    assert "| cifar100 | adatape | **+5.00 ± 0.71** | -15.00 ± 0.71 ▼ |" in text
+    assert tables.few_shots(runs_of.cells(tmp_path)).count("35.50 ± 0.71") == 2
 
 
 @pytest.mark.parametrize(("ours", "ahead"), [([0.62, 0.62], True), ([0.61, 0.65], False), ([0.59, 0.59], False)])
 def test_ahead_means_by_more_than_two_errors(tmp_path: Path, ours: list[float], ahead: bool) -> None:
     put(tmp_path, "plain-x", [0.60, 0.60], 1.0)
     put(tmp_path, "adatape", ours, 1.0)
-    (margin,) = tables.margins(tables.cells(tmp_path))
+    (margin,) = compared.margins(runs_of.cells(tmp_path))
     assert margin.ahead == ahead
 
 
 def test_one_seed_is_never_ahead(tmp_path: Path) -> None:
     put(tmp_path, "plain-x", [0.1], 1.0)
     put(tmp_path, "adatape", [0.9], 1.0)
-    (margin,) = tables.margins(tables.cells(tmp_path))
+    (margin,) = compared.margins(runs_of.cells(tmp_path))
     assert not margin.ahead
 
 
@@ -108,7 +145,7 @@ def test_runs_that_held_images_out_are_scored_on_those(tmp_path: Path) -> None:
         {"kind": "validation", "accuracy": accuracy, "length_mean": 1, "length_var": 0} for accuracy in (0.2, 0.3)
     ]
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, [*scores, {"kind": "train"}])))
-    assert tables.found_in(folder)["accuracy"] == 0.3
+    assert runs_of.found_in(folder)["accuracy"] == 0.3
 
 
 def test_tables_go_between_their_lines_and_nowhere_else(tmp_path: Path) -> None:
@@ -120,7 +157,7 @@ def test_tables_go_between_their_lines_and_nowhere_else(tmp_path: Path) -> None:
         np.savez_compressed(path / "images.npz", **figures)
     page = tmp_path / "page.md"
     page.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
-    text = "\n".join(tables.sections(tables.cells(tmp_path), "plainvit-8").values())
+    text = "\n".join(tables.sections(runs_of.cells(tmp_path), "plainvit-8").values())
     for _ in range(2):
         tables.put_into(page, text)
         assert page.read_text() == f"before\n{tables.BEGIN}\n{text}\n{tables.END}\nafter\n"
@@ -134,7 +171,7 @@ def test_tables_go_between_their_lines_and_nowhere_else(tmp_path: Path) -> None:
 def test_the_picture_shows_every_set(tmp_path: Path) -> None:
     put(tmp_path, "plainvit-8", [0.5, 0.6], 1.0)
     put(tmp_path, "selective", [0.5], 1.0)
-    tables.draw(tmp_path / "picture.png", tables.cells(tmp_path))
+    tables.draw(tmp_path / "picture.png", runs_of.cells(tmp_path))
     assert (tmp_path / "picture.png").stat().st_size > 5000
 
 

@@ -1,0 +1,94 @@
+"""Runs that evidence.py left, by system and set: what its tables are made of."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PLAIN, OURS = "plain-", "adatape"
+WORTH_SEEING = 8  # points below a model's best that its smaller budgets are shown down to
+WORTH_SAVING = 0.9  # of a model's cost: a budget that saves less is no other budget
+
+
+class Cell(NamedTuple):
+    """A system on a set of images, over its seeds."""
+
+    recipe: str
+    name: str
+    folders: list[Path]
+    results: list[dict[str, Any]]
+
+    def values(self, name: str) -> list[float]:
+        return [float(result[name]) for result in self.results if result.get(name) is not None]
+
+    def told(self, name: str) -> list[Any]:
+        """What the runs that have such a file say in it."""
+        return [json.loads(path.read_text()) for folder in self.folders if (path := folder / name).is_file()]
+
+    def mean(self, name: str) -> float:
+        found = self.values(name)
+        return statistics.fmean(found) if found else math.nan
+
+    def error(self, name: str) -> float:
+        """Of the mean, over seeds."""
+        found = self.values(name)
+        return statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else math.nan
+
+
+def found_in(folder: Path) -> dict[str, Any]:
+    """A run's result; of one that held images out its score on those, since nobody chooses by the test set."""
+    result = json.loads((folder / "result.json").read_text())
+    if json.loads((folder / "config.json").read_text())["data"].get("validate_on") is None:
+        return result
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    last = [line for line in lines if line.get("kind") == "validation"][-1]
+    return result | {name: last[name] for name in ("accuracy", "length_mean", "length_var")}
+
+
+def cells(out: Path) -> list[Cell]:
+    """Every system of every set, dearest last."""
+    found = []
+    for place in sorted(path for path in out.glob("*/*") if path.is_dir()):
+        folders = sorted(path.parent for path in place.glob("seed-*/result.json"))
+        if folders:
+            found.append(Cell(place.parent.name, place.name, folders, [found_in(folder) for folder in folders]))
+    return sorted(found, key=lambda cell: (cell.recipe, cell.mean("gflops_mean"), cell.name))
+
+
+def with_budgets(every: Sequence[Cell]) -> list[Cell]:
+    """And every smaller budget that a trained model was scored at, as a cell of its own: one model, many costs.
+
+    Without those that read nothing, save next to nothing, or are far below the model's best.
+    """
+    found = list(every)
+    for cell in every:
+        told = cell.told("budgets.json")
+        for n, row in enumerate(told[0] if told else ()):
+            smaller = cell._replace(name=f"{cell.name} at {setting_of(row)}", results=[each[n] for each in told])
+            cheap = smaller.mean("gflops_mean") < WORTH_SAVING * cell.mean("gflops_mean")
+            if (
+                cheap
+                and row["length_mean"] > 0
+                and 100 * (cell.mean("accuracy") - smaller.mean("accuracy")) < WORTH_SEEING
+            ):
+                found.append(smaller)
+    return found
+
+
+def setting_of(row: dict[str, Any]) -> str:
+    return f"haste {row['haste']:g}" if "haste" in row else str(row["steps"])
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [" | ".join(head), "|".join("---" for _ in head), *(" | ".join(row) for row in rows)]
+    return "\n".join(f"| {line} |" if n != 1 else f"|{line}|" for n, line in enumerate(lines))
+
+
+def percent(values: Sequence[float]) -> str:
+    """Mean and standard deviation over seeds."""
+    spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{100 * statistics.fmean(values):.2f}{spread}"
