@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from evidence_cells import OURS, PLAIN, Cell, cells, percent, setting_of, table, with_budgets
-from evidence_margins import Learnt, adaptive_table, best_of, columns_of, few_shot_margins, margin_table
+from evidence_cells import Cell, cells, percent, setting_of, table
+from evidence_margins import Learnt, adaptive_table, columns_of, few_shot_margins, margin_table
+from evidence_picture import draw
 from torch import Tensor
 
 from adatape.measure.difficulty import Correlation, spearman
-from adatape.show.pictures.style import FAINT, INK, ORANGE, PURPLE, picture, tidy
 
 NO_SPREAD = 0.1  # tokens: lengths that vary less follow nothing
 BEGIN, END = "<!-- evidence -->", "<!-- end of evidence -->"
@@ -175,31 +175,6 @@ def put_into(path: Path, text: str) -> None:
         raise ValueError(f"{path} must have one line {BEGIN} and one line {END}, between which the tables go")
     before, after = page.split(BEGIN)[0], page.split(END)[1]
     path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
-
-
-def draw(path: Path, every: Sequence[Cell]) -> None:
-    """Accuracy against measured cost, a panel for each set; plain ViTs are joined, since more of one buys the next."""
-    recipes = list(dict.fromkeys(cell.recipe for cell in every))
-    with picture(path, 0.4 + 4.2 * len(recipes)) as figure:
-        panels = figure.subplots(len(recipes), 1, squeeze=False)[:, 0]
-        for axes, recipe in zip(panels, recipes, strict=True):
-            for cell in (cell for cell in every if cell.recipe == recipe):
-                x, y = cell.mean("gflops_mean"), 100 * cell.mean("accuracy")
-                colour = PURPLE if cell.name.startswith(OURS) else FAINT if cell.name.startswith(PLAIN) else ORANGE
-                spread = [100 * value for value in cell.values("accuracy")]
-                bar = statistics.stdev(spread) if len(spread) > 1 else 0.0
-                axes.errorbar(x, y, bar, fmt="o", color=colour, markersize=6)
-                axes.annotate(cell.name, (x, y), (6, 4), textcoords="offset points", color=INK, fontsize=8)
-                cheaper = [each for each in with_budgets([cell]) if "haste" not in each.name]
-                curve = sorted((each.mean("gflops_mean"), 100 * each.mean("accuracy")) for each in cheaper)
-                axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1, linestyle=":", marker=".")
-            plain = best_of([cell for cell in every if cell.recipe == recipe and cell.name.startswith(PLAIN)])
-            axes.plot([x for x, _ in plain], [100 * y for _, y in plain], color=FAINT, linewidth=1)
-            axes.set_xlabel("GFLOPs per image, measured mean")
-            axes.set_ylabel("accuracy (%)")
-            axes.set_title(recipe)
-            axes.margins(0.12, 0.12)
-            tidy(axes, "both")
 
 
 def main() -> None:

@@ -31,7 +31,8 @@ def module(name: str) -> ModuleType:
     return found
 
 
-runs_of, compared, tables = module("evidence_cells"), module("evidence_margins"), module("evidence_tables")
+runs_of, compared = module("evidence_cells"), module("evidence_margins")
+pictured, tables = module("evidence_picture"), module("evidence_tables")
 looking, evidence = module("evidence_look"), module("evidence")
 
 
@@ -171,7 +172,7 @@ def test_tables_go_between_their_lines_and_nowhere_else(tmp_path: Path) -> None:
 def test_the_picture_shows_every_set(tmp_path: Path) -> None:
     put(tmp_path, "plainvit-8", [0.5, 0.6], 1.0)
     put(tmp_path, "selective", [0.5], 1.0)
-    tables.draw(tmp_path / "picture.png", runs_of.cells(tmp_path))
+    pictured.draw(tmp_path / "picture.png", runs_of.cells(tmp_path))
     assert (tmp_path / "picture.png").stat().st_size > 5000
 
 
