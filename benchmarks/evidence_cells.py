@@ -79,8 +79,17 @@ def with_budgets(every: Sequence[Cell]) -> list[Cell]:
     return found
 
 
+def at_budgets(cell: Cell) -> list[Cell]:
+    """A cell for each budget that all runs were scored at which were scored at any."""
+    told = [{setting_of(row): row for row in rows} for rows in cell.told("budgets.json")]
+    settings = [name for name in told[0] if all(name in each for each in told)] if told else []
+    return [cell._replace(name=f"{cell.name} at {name}", results=[each[name] for each in told]) for name in settings]
+
+
 def setting_of(row: dict[str, Any]) -> str:
-    return f"haste {row['haste']:g}" if "haste" in row else str(row["steps"])
+    if "haste" in row:
+        return f"haste {row['haste']:g}"
+    return f"{row['steps']} for all" if row.get("for_all") else str(row["steps"])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

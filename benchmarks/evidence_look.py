@@ -36,7 +36,8 @@ from adatape.train.task import build_for
 
 CLOSER = ("images.npz", "reading.json", "budgets.json", "fewshot.json")
 SEEDS = (0, 1, 2)
-HASTES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
+HASTES = (0.0, 1.0, 2.0, 4.0)
+EIGHTHS = (0, 1, 2, 4, 6, 8)  # of the most tokens
 SHOTS, L2 = (1, 5, 10, 25), (1024.0,)
 
 
@@ -90,7 +91,7 @@ def throughput(model: Adaptive, x: Tensor) -> float:
 
 
 def at_budgets(model: AdaTape, test: Callable[[], Iterator[Labelled]]) -> list[dict[str, Any]]:
-    """What it scores where it may read less, and where doubt decides, at other hastes."""
+    """What it scores where all may read less; and where doubt decides, the same for all and then at several hastes."""
 
     def found() -> dict[str, float]:
         seen = look(model, test())
@@ -98,10 +99,12 @@ def at_budgets(model: AdaTape, test: Callable[[], Iterator[Labelled]]) -> list[d
         return {"accuracy": accuracy, "length_mean": length, "gflops_mean": macs / 1e9}
 
     most, rows = model.reader.reading.steps, []
-    for steps in sorted({0, 1, *(most * share // 8 for share in (1, 2, 3, 4, 6, 8))}):
+    alike = {"for_all": True} if model.doubts else {}
+    model.set_haste(0 if model.doubts else None)
+    for steps in sorted({most * share // 8 for share in EIGHTHS}):
         budget = scaled_budget(model, steps)
         apply_budget(model, budget)
-        rows.append({**budget.__dict__, **found()})
+        rows.append({**budget.__dict__, **alike, **found()})
     for haste in HASTES if model.doubts else ():
         model.set_haste(haste)
         rows.append({"haste": haste, **found()})

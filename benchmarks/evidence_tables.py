@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from evidence_cells import Cell, cells, percent, setting_of, table
+from evidence_cells import Cell, at_budgets, cells, percent, table
 from evidence_margins import Learnt, adaptive_table, columns_of, few_shot_margins, margin_table
 from evidence_picture import draw
 from torch import Tensor
@@ -142,15 +142,11 @@ def budgets(every: Sequence[Cell]) -> str:
     """Accuracy of one trained model where it may read less, mean over seeds."""
     rows = []
     for cell in every:
-        told = cell.told("budgets.json")
-        if not told:
-            continue
         points = [
-            f"{setting_of(row)}: {100 * statistics.fmean(each[n]['accuracy'] for each in told):.1f} "
-            f"({statistics.fmean(each[n]['gflops_mean'] for each in told):.3f})"
-            for n, row in enumerate(told[0])
+            f"{each.name.rpartition(' at ')[2]}: {100 * each.mean('accuracy'):.1f} ({each.mean('gflops_mean'):.3f})"
+            for each in at_budgets(cell)
         ]
-        rows.append([cell.recipe, cell.name, " · ".join(points)])
+        rows += [[cell.recipe, cell.name, " · ".join(points)]] if points else []
     return table(["set", "system", "most tape tokens: accuracy, % (GFLOPs)"], rows) if rows else ""
 
 

@@ -226,6 +226,9 @@ def test_a_closer_look_at_a_run(tmp_path: Path) -> None:
     assert not (folder / looking.WEIGHTS).exists()
     assert all((folder / name).is_file() for name in looking.CLOSER)
     assert np.load(folder / "images.npz")["length"].shape == (40,)
-    hastes = [row["haste"] for row in json.loads((folder / "budgets.json").read_text()) if "haste" in row]
-    assert hastes == list(looking.HASTES)
+    rows = {runs_of.setting_of(row): row for row in json.loads((folder / "budgets.json").read_text())}
+    assert list(rows) == [*(f"{n} for all" for n in range(5)), *(f"haste {h:g}" for h in looking.HASTES)]
+    assert (
+        rows["haste 0"]["length_mean"] == rows["4 for all"]["length_mean"] == 4
+    )  # the haste of an earlier row is gone
     assert [row["shots"] for row in json.loads((folder / "fewshot.json").read_text())["few"]] == [1, 5, 10, 25]
