@@ -62,28 +62,24 @@ def cells(out: Path) -> list[Cell]:
 def with_budgets(every: Sequence[Cell]) -> list[Cell]:
     """And every smaller budget that a trained model was scored at, as a cell of its own: one model, many costs.
 
-    Without those that read nothing, save next to nothing, or are far below the model's best.
+    Without those that save next to nothing, or are far below the model's best.
     """
     found = list(every)
     for cell in every:
-        told = cell.told("budgets.json")
-        for n, row in enumerate(told[0] if told else ()):
-            smaller = cell._replace(name=f"{cell.name} at {setting_of(row)}", results=[each[n] for each in told])
-            cheap = smaller.mean("gflops_mean") < WORTH_SAVING * cell.mean("gflops_mean")
-            if (
-                cheap
-                and row["length_mean"] > 0
-                and 100 * (cell.mean("accuracy") - smaller.mean("accuracy")) < WORTH_SEEING
-            ):
+        cost, best = cell.mean("gflops_mean"), cell.mean("accuracy")
+        for smaller in at_budgets(cell):
+            saves = smaller.mean("gflops_mean") < WORTH_SAVING * cost
+            if saves and 100 * (best - smaller.mean("accuracy")) < WORTH_SEEING:
                 found.append(smaller)
     return found
 
 
-def at_budgets(cell: Cell) -> list[Cell]:
-    """A cell for each budget that all runs were scored at which were scored at any."""
+def at_budgets(cell: Cell, least: int = 1) -> list[Cell]:
+    """A cell for each budget at which all runs were scored that were scored at any, and read so many tokens or more."""
     told = [{setting_of(row): row for row in rows} for rows in cell.told("budgets.json")]
     settings = [name for name in told[0] if all(name in each for each in told)] if told else []
-    return [cell._replace(name=f"{cell.name} at {name}", results=[each[name] for each in told]) for name in settings]
+    found = [cell._replace(name=f"{cell.name} at {name}", results=[each[name] for each in told]) for name in settings]
+    return [each for each in found if each.mean("length_mean") >= least]
 
 
 def setting_of(row: dict[str, Any]) -> str:

@@ -5,7 +5,8 @@
 
 A run's folder then has its length and certainty for every test image (`images.npz`), its reading, what it scores at
 smaller budgets and hastes (`budgets.json`), and `fewshot.json`. `evidence.py` does the same after training; here it can
-be done beside the next training, by several processes (`--share 0/3`), after which the weights go.
+be done beside the next training, by several processes (`--share 0/3`), after which the weights go (with `--brief` they
+stay).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from adatape.config import Images
 from adatape.data.loaders import Labelled
 from adatape.graph import WARM_UP_CALLS, Tensors, captured
 from adatape.measure.budget import apply_budget, look, scaled_budget
@@ -41,9 +43,13 @@ EIGHTHS = (0, 1, 2, 4, 6, 8)  # of the most tokens
 SHOTS, L2 = (1, 5, 10, 25), (1024.0,)
 
 
-def look_closer(folder: Path, device: str, fewshot: Sequence[str] = (), *, speed: bool = False) -> None:
+def look_closer(
+    folder: Path, device: str, fewshot: Sequence[str] = (), *, speed: bool = False, brief: bool = False
+) -> None:
     """What the model does with each test image, what it scores where it may read less, and on what it never saw."""
     experiment, model = load_run(folder)
+    if isinstance(experiment.data, Images) and experiment.data.validate_on is not None:
+        raise ValueError(f"{folder} held images out to choose by; a closer look would be at the test set")
     model = model.to(device).eval()
 
     def test() -> Iterator[Labelled]:
@@ -56,6 +62,7 @@ def look_closer(folder: Path, device: str, fewshot: Sequence[str] = (), *, speed
         note_speed(folder, throughput(model, next(iter(test()))[0]))
     if isinstance(model, AdaTape):
         (folder / "reading.json").write_text(json.dumps(saturation(model, reads), indent=1) + "\n")
+    if isinstance(model, AdaTape) and not brief:
         (folder / "budgets.json").write_text(json.dumps(at_budgets(model, test), indent=1) + "\n")
     learn_from_few(folder, fewshot, device)
 
@@ -141,6 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--fewshot", nargs="*", default=[], help="folders of arrays to learn from few images of")
+    parser.add_argument("--brief", action="store_true", help="how they read, but not at other budgets; weights stay")
     parser.add_argument("--speed", action="store_true", help="only time those that have not been, on an idle GPU")
     parser.add_argument("--runs", default="*/*/seed-*", help="which folders, as a pattern")
     parser.add_argument("--share", default="0/1", metavar="N/M", help="the Nth, from 0, of M processes that look")
@@ -151,8 +159,9 @@ def main() -> None:
             if arguments.speed:
                 time_alone(folder, arguments.device)
             else:
-                look_closer(folder, arguments.device, arguments.fewshot)
-                (folder / WEIGHTS).unlink()
+                look_closer(folder, arguments.device, arguments.fewshot, brief=arguments.brief)
+                if not arguments.brief:
+                    (folder / WEIGHTS).unlink()
         except (RuntimeError, ValueError, FileNotFoundError) as error:  # the others are worth a look all the same
             print(f"{folder}: {type(error).__name__}: {error}"[:500], flush=True)
 

@@ -134,8 +134,9 @@ def saturations(every: Sequence[Cell]) -> str:
                 f"{cell.mean('length_mean'):.1f} ± {spread:.1f}",
             ]
         )
-    head = ["set", "system", "scale of the norm, trained", "largest weight of a step", "tape"]
-    return table(head, rows) if rows else ""
+    head = ["set", "system", "scale of the norm, trained", "largest weight of a step ᵇ", "tape"]
+    note = "\n\nᵇ Of K that add up to 1; a selective reader takes one token a step, and this is its mean gate."
+    return table(head, rows) + note if rows else ""
 
 
 def budgets(every: Sequence[Cell]) -> str:
@@ -144,7 +145,7 @@ def budgets(every: Sequence[Cell]) -> str:
     for cell in every:
         points = [
             f"{each.name.rpartition(' at ')[2]}: {100 * each.mean('accuracy'):.1f} ({each.mean('gflops_mean'):.3f})"
-            for each in at_budgets(cell)
+            for each in at_budgets(cell, least=0)
         ]
         rows += [[cell.recipe, cell.name, " · ".join(points)]] if points else []
     return table(["set", "system", "most tape tokens: accuracy, % (GFLOPs)"], rows) if rows else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
 
 from adatape.config import ImageModel
 from adatape.recipes import RECIPES
@@ -100,8 +104,21 @@ def test_an_adaptive_system_meets_the_best_of_ours_that_costs_no_more(tmp_path: 
     put(tmp_path, "avit", [0.60, 0.61], 1.0)
     put(tmp_path, "uvit", [0.40, 0.41], 1.2)
     put(tmp_path, "ut", [0.40, 0.41], 0.5)
+    put(tmp_path, "ponder", [0.70, 0.71], 0.8)
+    for seed, more in ((0, [2]), (1, [])):  # the second was scored at fewer budgets
+        rows = [
+            {"steps": n, "accuracy": n / 100, "gflops_mean": 0.7, "length_mean": float(n)} for n in (0, 4, *more, 8)
+        ]
+        (tmp_path / "cifar100" / "adatape-cheap" / f"seed-{seed}" / "budgets.json").write_text(json.dumps(rows))
     found = {each.rival.name: each for each in compared.against_adaptive(runs_of.cells(tmp_path))}
-    assert {name: each.ours.name for name, each in found.items()} == {"avit": "adatape-cheap", "uvit": "adatape-dear"}
+    assert {name: each.ours.name for name, each in found.items()} == {
+        "avit": "adatape-cheap",
+        "uvit": "adatape-dear",
+        "ponder": "adatape-cheap at 8",  # however far below its best
+    }
+    assert [cell.name for cell in runs_of.at_budgets(found["avit"].ours, least=0)] == [
+        f"adatape-cheap at {n}" for n in (0, 4, 8)
+    ]
     assert found["avit"].points == pytest.approx(-10)
     assert found["uvit"].points == pytest.approx(50)
     text = compared.adaptive_table(runs_of.cells(tmp_path))
@@ -172,8 +189,23 @@ def test_tables_go_between_their_lines_and_nowhere_else(tmp_path: Path) -> None:
 def test_the_picture_shows_every_set(tmp_path: Path) -> None:
     put(tmp_path, "plainvit-8", [0.5, 0.6], 1.0)
     put(tmp_path, "selective", [0.5], 1.0)
-    pictured.draw(tmp_path / "picture.png", runs_of.cells(tmp_path))
-    assert (tmp_path / "picture.png").stat().st_size > 5000
+    every = runs_of.cells(tmp_path)
+    pictured.draw(tmp_path / "one.png", every)
+    pictured.draw(tmp_path / "two.png", [*every, *(cell._replace(recipe="cifar10") for cell in every)])
+    one, two = (Image.open(tmp_path / name).size for name in ("one.png", "two.png"))
+    assert two[0] == one[0]
+    assert two[1] > 1.8 * one[1]
+
+
+def test_names_in_the_picture_cover_no_other() -> None:
+    figure = Figure(figsize=(7, 5))
+    axes = figure.subplots()
+    axes.set(xlim=(0, 2), ylim=(0, 2))
+    FigureCanvasAgg(figure).draw()
+    pictured._name(axes, [(f"model-{n}", 1.0, 1 + n / 100) for n in range(5)])
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == 5
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 @pytest.mark.parametrize("plan", list(evidence.PLANS))
@@ -207,7 +239,7 @@ def test_every_process_that_looks_has_a_share_of_its_own(tmp_path: Path) -> None
     assert {folder.parent.name for folder in looking.left_in(tmp_path, "*/*/seed-0", "0/1", speed=True)} == {"adatape"}
 
 
-def test_a_closer_look_at_a_run(tmp_path: Path) -> None:
+def test_a_closer_look_at_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its weights alone: every file that the tables read, and the weights are gone."""
     for name in ("digits", "few"):
         draw = np.random.default_rng(0)
@@ -221,7 +253,12 @@ def test_a_closer_look_at_a_run(tmp_path: Path) -> None:
     experiment = experiment_of(RECIPES["cifar10"], words, path=str(tmp_path / "digits"), seed=0)
     folder = tmp_path / "out" / "cifar10" / "adatape" / "seed-0"
     run(experiment, folder, "cpu", lambda _: None)
-    sys.argv = ["evidence_look.py", str(tmp_path / "out"), "--device", "cpu", "--fewshot", str(tmp_path / "few")]
+    command = ["evidence_look.py", str(tmp_path / "out"), "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", [*command, "--brief"])
+    looking.main()
+    assert (folder / looking.WEIGHTS).exists()
+    assert not (folder / "budgets.json").exists()
+    monkeypatch.setattr(sys, "argv", [*command, "--fewshot", str(tmp_path / "few")])
     looking.main()
     assert not (folder / looking.WEIGHTS).exists()
     assert all((folder / name).is_file() for name in looking.CLOSER)

@@ -37,6 +37,7 @@ MODELS = {
     "input": ImageModel(TINY, {**TAPE, "tape_ffn": "append+blocks"}),
     "learn": ImageModel(TINY, {**TAPE, "bank": "learn"}),
     "wrapped": ImageModel("vit_tiny_patch16_224", {**VIT, "reg_tokens": 1}, wrap={"patch": 4, **READING}),
+    "echoing": ImageModel(TINY, {**TAPE, "depth": 3, "still": 1, "layer": 0, "echo": True}),
     "plain": ImageModel("plainvit_tiny_patch16_224", VIT),
     "parity": SequenceModel(width=32, depth=2, heads=2, reading=Reading(**READING)),  # type: ignore[arg-type]
 }

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import adatape
 from adatape.encoder import listen, listens
-from adatape.layout import key_mask
+from adatape.layout import key_mask, weighted_mean
 from adatape.measure.cost import cost, total
 from adatape.models import AdaTape
 from adatape.models.adaptive import no_visit
@@ -168,8 +168,13 @@ def test_an_echo_is_the_mean_of_the_tape_by_its_weights() -> None:
     assert torch.equal(loud(x), made(x))
 
 
+def test_the_echo_of_nothing_is_nothing() -> None:
+    assert torch.equal(weighted_mean(torch.randn(2, 3, 4), torch.zeros(2, 3, 2)), torch.zeros(2, 1, 4))
+    assert torch.equal(weighted_mean(torch.randn(2, 0, 4), torch.zeros(2, 0, 2)), torch.zeros(2, 1, 4))
+
+
 def test_an_echo_needs_a_tape_that_is_not_pooled_and_no_gate() -> None:
-    with pytest.raises(ValueError, match="echo is True; this tape is pooled"):
+    with pytest.raises(ValueError, match="echo is True; the tape goes to the end"):
         model(echo=True)
     with pytest.raises(ValueError, match="echo is True with a gate"):
         model(echo=True, gate=True)

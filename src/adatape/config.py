@@ -52,7 +52,7 @@ class Reading:
     sample_budgets: bool = False
     """draw each training sample's most tokens from 0 to steps, so that one model is good at every budget"""
     least: int = 0
-    """the fewest that are drawn"""
+    """the fewest that are drawn, and that a doubting model reads"""
     uncut: float = 0.0
     """share of training samples that may read all steps even so"""
     floor: float = 0.5

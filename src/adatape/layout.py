@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from adatape.graph import exporting
 from adatape.records import Tape
 
 
@@ -51,10 +52,14 @@ def in_doubt(guess: Float[Tensor, "b k"], steps: int, haste: float = 1.0, least:
     return least + (unsure.clamp(max=1) ** haste * (steps - least)).ceil().long()
 
 
-def weighted_mean(rows: Float[Tensor, "b t d"], weight: Float[Tensor, "b t"]) -> Float[Tensor, "b 1 d"]:
-    """Zero where nothing weighs anything."""
-    share = weight / weight.sum(1, keepdim=True).clamp(min=1e-6)
-    return (share.to(rows.dtype)[..., None] * rows).sum(1, keepdim=True)
+def weighted_mean(rows: Float[Tensor, "b t d"], weight: Float[Tensor, "b t k"]) -> Float[Tensor, "b 1 d"]:
+    """Of a tape's rows, each by what its tokens weigh together; zero where nothing weighs anything."""
+    if exporting():  # ONNX Runtime gives a sum over no tokens the wrong shape, so there is always one
+        rows = torch.cat([rows.new_zeros(rows.shape[0], 1, rows.shape[2]), rows], 1)
+        weight = torch.cat([weight.new_zeros(weight.shape[0], 1, weight.shape[2]), weight], 1)
+    weights = weight.sum(-1, keepdim=True)
+    share = weights / weights.sum(1, keepdim=True).clamp(min=1e-6)
+    return (share.to(rows.dtype) * rows).sum(1, keepdim=True)
 
 
 def key_bias(visible: Bool[Tensor, "b m"], gate: Float[Tensor, "h"], tape: int) -> Float[Tensor, "b h 1 m"]:

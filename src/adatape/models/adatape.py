@@ -98,7 +98,9 @@ class AdaTape(Adaptive):
             raise ValueError(f"still is {still}; {reader!r} scales tape rows inside blocks, so leave it out")
         self.pooled = not (gate or self.reader.gates or leave < len(vit.blocks) or still is not None)
         if echo and self.pooled:
-            raise ValueError("echo is True; this tape is pooled as it is, so give still, leave, or a reader that gates")
+            raise ValueError(
+                "echo is True; the tape goes to the end with the inputs, so give still, leave or a gating reader"
+            )
         if echo and gate:
             raise ValueError("echo is True with a gate, behind which a model starts as its ViT; leave one of them out")
         self.echo = echo
@@ -171,7 +173,7 @@ class AdaTape(Adaptive):
         tokens = self._look_on(joined, tokens.shape[1], masks[self.still - self.layer :], visit)
         tokens = self._alone(tokens, range(self.leave, depth), visit)
         if self.echo:
-            tokens = tokens + weighted_mean(joined[:, tokens.shape[1] :], tape.weight.sum(-1))
+            tokens = tokens + weighted_mean(joined[:, tokens.shape[1] :], tape.weight)
         return Walk(tokens, tape.ponder, None, tape, guess=guess)
 
     def _look_on(self, joined: Tensor, inputs: int, masks: list[Any], visit: Visit) -> Tensor:

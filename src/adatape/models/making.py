@@ -16,7 +16,7 @@ from adatape.models.registry import SIZES, register, split
 
 BankName = Literal["input", "learn"]
 READING_FIELDS = [field.name for field in dataclasses.fields(Reading)]
-ALL_GATES = 1e-6  # a floor that none is below
+ALL_GATES = 1e-6  # a floor that next to none is below
 
 
 def wrap(
