@@ -62,11 +62,15 @@ def against_adaptive(every: Sequence[Cell]) -> Iterator[Margin]:
     """For each other adaptive system the best of ours that costs no more, smaller budgets included."""
     for rival in (cell for cell in every if cell.name in ADAPTIVE):
         limit = DEARER * rival.mean("gflops_mean")
-        ours_at_all = [cell for cell in every if cell.recipe == rival.recipe and cell.name.startswith(OURS)]
-        mine = [each for cell in ours_at_all for each in (cell, *at_budgets(cell)) if each.mean("gflops_mean") <= limit]
+        whole = [cell for cell in every if cell.recipe == rival.recipe and cell.name.startswith(OURS)]
+        mine = [each for cell in whole for each in (cell, *_cheaper(cell)) if each.mean("gflops_mean") <= limit]
         if mine:
             ours = max(mine, key=lambda cell: cell.mean("accuracy"))
             yield Margin(ours, rival, *_lead(ours, rival, "accuracy"), None)
+
+
+def _cheaper(cell: Cell) -> list[Cell]:
+    return [each for each in at_budgets(cell) if each.mean("gflops_mean") < 0.999 * cell.mean("gflops_mean")]
 
 
 def _lead(ours: Cell, rival: Cell, name: str) -> tuple[float, float]:

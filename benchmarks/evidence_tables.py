@@ -3,7 +3,8 @@
     python benchmarks/evidence_tables.py results/evidence                                to read
     python benchmarks/evidence_tables.py results/evidence --into docs/results.md --picture docs/images/evidence.png
 
-With `--into` the tables replace what stands between the lines `<!-- evidence -->` and `<!-- end of evidence -->`.
+With `--into` the tables replace what stands between the lines `<!-- evidence -->` and `<!-- end of evidence -->`, named
+after the folder.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from torch import Tensor
 from adatape.measure.difficulty import Correlation, spearman
 
 NO_SPREAD = 0.1  # tokens: lengths that vary less follow nothing
-BEGIN, END = "<!-- evidence -->", "<!-- end of evidence -->"
 
 
 def accuracies(every: Sequence[Cell]) -> str:
@@ -165,13 +165,13 @@ def sections(every: Sequence[Cell], plain: str) -> dict[str, str]:
     return {name: text for name, text in parts.items() if text}
 
 
-def put_into(path: Path, text: str) -> None:
+def put_into(path: Path, name: str, text: str) -> None:
     """Between the two lines that say where."""
-    page = path.read_text()
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"{path} must have one line {BEGIN} and one line {END}, between which the tables go")
-    before, after = page.split(BEGIN)[0], page.split(END)[1]
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    page, begin, end = path.read_text(), f"<!-- {name} -->", f"<!-- end of {name} -->"
+    if page.count(begin) != 1 or page.count(end) != 1:
+        raise ValueError(f"{path} must have one line {begin} and one line {end}, between which the tables go")
+    before, after = page.split(begin)[0], page.split(end)[1]
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 def main() -> None:
@@ -186,7 +186,11 @@ def main() -> None:
         parser.error(f"{arguments.out} holds no run; evidence.py makes them")
     parts = sections(every, arguments.plain)
     if arguments.into:
-        put_into(arguments.into, "\n\n".join(f"### {name}\n\n{text}" for name, text in parts.items()))
+        put_into(
+            arguments.into,
+            arguments.out.resolve().name,
+            "\n\n".join(f"### {name}\n\n{text}" for name, text in parts.items()),
+        )
     else:
         print("\n\n".join(f"{name}\n\n{text}" for name, text in parts.items()))
     if arguments.picture:

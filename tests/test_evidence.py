@@ -174,16 +174,17 @@ def test_tables_go_between_their_lines_and_nowhere_else(tmp_path: Path) -> None:
         figures = {"certainty": draw.random(50).astype(np.float16), "length": draw.integers(1, 9, 50, dtype=np.uint8)}
         np.savez_compressed(path / "images.npz", **figures)
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    begin, end = "<!-- tried -->", "<!-- end of tried -->"
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     text = "\n".join(tables.sections(runs_of.cells(tmp_path), "plainvit-8").values())
     for _ in range(2):
-        tables.put_into(page, text)
-        assert page.read_text() == f"before\n{tables.BEGIN}\n{text}\n{tables.END}\nafter\n"
+        tables.put_into(page, "tried", text)
+        assert page.read_text() == f"before\n{begin}\n{text}\n{end}\nafter\n"
     assert "55.00 ± 7.07" in text
     assert text.count("+0.") + text.count("-0.") >= 2  # correlations, with their sign
     page.write_text("no place")
     with pytest.raises(ValueError, match="must have one line"):
-        tables.put_into(page, text)
+        tables.put_into(page, "tried", text)
 
 
 def test_the_picture_shows_every_set(tmp_path: Path) -> None:
