@@ -37,7 +37,7 @@ def module(name: str) -> ModuleType:
 
 runs_of, compared = module("evidence_cells"), module("evidence_margins")
 pictured, tables = module("evidence_picture"), module("evidence_tables")
-looking, evidence = module("evidence_look"), module("evidence")
+looking, evidence, scaled = module("evidence_look"), module("evidence"), module("length_by_scale")
 
 
 def put(out: Path, name: str, accuracies: list[float], gflops: float, **result: Any) -> None:
@@ -240,26 +240,39 @@ def test_every_process_that_looks_has_a_share_of_its_own(tmp_path: Path) -> None
     assert {folder.parent.name for folder in looking.left_in(tmp_path, "*/*/seed-0", "0/1", speed=True)} == {"adatape"}
 
 
-def test_a_closer_look_at_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its weights alone: every file that the tables read, and the weights are gone."""
-    for name in ("digits", "few"):
-        draw = np.random.default_rng(0)
-        for split, count in (("train", 260), ("test", 40)):
-            (tmp_path / name).mkdir(exist_ok=True)
-            np.save(tmp_path / name / f"{split}_images.npy", draw.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8))
-            np.save(tmp_path / name / f"{split}_labels.npy", np.arange(count) % 10)
-    words = "adatape patch=8 bank_patch=4 steps=4 merge=2 model.options.embed_dim=64 model.options.num_heads=2"
-    words += " model.options.depth=3 epochs=1 batch=128 optimizer.warmup=1 engine.precision=fp32 engine.compile=false"
-    words += " optimizer.steps=2 model.options.reader=selective model.options.merge=1 model.options.doubts=true"
-    experiment = experiment_of(RECIPES["cifar10"], words, path=str(tmp_path / "digits"), seed=0)
+SMALL = "adatape patch=8 bank_patch=4 steps=4 merge=2 model.options.embed_dim=64 model.options.num_heads=2"
+SMALL += " model.options.depth=3 epochs=1 batch=128 optimizer.warmup=1 engine.precision=fp32 engine.compile=false"
+SMALL += " optimizer.steps=2"
+
+
+def noise(folder: Path) -> str:
+    """Images of nothing, as arrays."""
+    draw = np.random.default_rng(0)
+    folder.mkdir()
+    for split, count in (("train", 260), ("test", 40)):
+        np.save(folder / f"{split}_images.npy", draw.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8))
+        np.save(folder / f"{split}_labels.npy", np.arange(count) % 10)
+    return str(folder)
+
+
+def trained(tmp_path: Path, words: str) -> Path:
+    """The folder of a run, as evidence.py leaves it with its weights."""
+    experiment = experiment_of(RECIPES["cifar10"], f"{SMALL} {words}", path=noise(tmp_path / "data"), seed=0)
     folder = tmp_path / "out" / "cifar10" / "adatape" / "seed-0"
     run(experiment, folder, "cpu", lambda _: None)
+    return folder
+
+
+def test_a_closer_look_at_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its weights alone: every file that the tables read, and the weights are gone."""
+    folder = trained(tmp_path, "model.options.reader=selective model.options.merge=1 model.options.doubts=true")
+    few = noise(tmp_path / "few")
     command = ["evidence_look.py", str(tmp_path / "out"), "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", [*command, "--brief"])
     looking.main()
     assert (folder / looking.WEIGHTS).exists()
     assert not (folder / "budgets.json").exists()
-    monkeypatch.setattr(sys, "argv", [*command, "--fewshot", str(tmp_path / "few")])
+    monkeypatch.setattr(sys, "argv", [*command, "--fewshot", few])
     looking.main()
     assert not (folder / looking.WEIGHTS).exists()
     assert all((folder / name).is_file() for name in looking.CLOSER)
@@ -270,3 +283,10 @@ def test_a_closer_look_at_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         rows["haste 0"]["length_mean"] == rows["4 for all"]["length_mean"] == 4
     )  # the haste of an earlier row is gone
     assert [row["shots"] for row in json.loads((folder / "fewshot.json").read_text())["few"]] == [1, 5, 10, 25]
+
+
+def test_a_larger_scale_of_the_norm_makes_tapes_shorter(tmp_path: Path) -> None:
+    folder = trained(tmp_path, "threshold=1")
+    found = [scaled.at_scale(folder, factor, "cpu")["length_mean"] for factor in (0.1, 1.0, 10.0)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[2]
