@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evidence_cells import cells, found_in
-from evidence_look import CLOSER, SEEDS, look_closer
+from evidence_look import CLOSER, look_closer
 from evidence_tables import accuracies
 
 from adatape.config import Experiment
@@ -34,6 +34,7 @@ from adatape.train.stop import Stopped
 from adatape.train.sweep import experiment_of, worded
 
 KEPT = ("config.json", "env.json", "metrics.jsonl", "result.json")
+SEEDS = (0, 1, 2)
 SELECTIVE = "model.options.reader=selective"
 
 

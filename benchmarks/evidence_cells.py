@@ -38,6 +38,12 @@ class Cell(NamedTuple):
         found = self.values(name)
         return statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else math.nan
 
+    @property
+    def tape(self) -> str:
+        """Mean length, and how much it varies between images."""
+        spread = statistics.fmean(value**0.5 for value in self.values("length_var"))
+        return f"{self.mean('length_mean'):.1f} ± {spread:.1f}"
+
 
 def found_in(folder: Path) -> dict[str, Any]:
     """A run's result; of one that held images out its score on those, since nobody chooses by the test set."""
@@ -57,6 +63,12 @@ def cells(out: Path) -> list[Cell]:
         if folders:
             found.append(Cell(place.parent.name, place.name, folders, [found_in(folder) for folder in folders]))
     return sorted(found, key=lambda cell: (cell.recipe, cell.mean("gflops_mean"), cell.name))
+
+
+def by_set(every: Sequence[Cell]) -> list[list[Cell]]:
+    return [
+        [cell for cell in every if cell.recipe == recipe] for recipe in dict.fromkeys(cell.recipe for cell in every)
+    ]
 
 
 def with_budgets(every: Sequence[Cell]) -> list[Cell]:

@@ -37,10 +37,9 @@ from adatape.train.folder import WEIGHTS, load_config, load_run
 from adatape.train.task import build_for
 
 CLOSER = ("images.npz", "reading.json", "budgets.json", "fewshot.json")
-SEEDS = (0, 1, 2)
 HASTES = (0.0, 1.0, 2.0, 4.0)
 EIGHTHS = (0, 1, 2, 4, 6, 8)  # of the most tokens
-SHOTS, L2 = (1, 5, 10, 25), (1024.0,)
+SHOTS, DRAWS, L2 = (1, 5, 10, 25), (0, 1, 2), (1024.0,)
 
 
 def look_closer(
@@ -121,7 +120,7 @@ def at_budgets(model: AdaTape, test: Callable[[], Iterator[Labelled]]) -> list[d
 def learn_from_few(folder: Path, sets: Sequence[str], device: str) -> None:
     """Few-shot accuracy on other sets of images, each a folder of arrays."""
     if sets:
-        found = {Path(on).name: print_fewshot(folder, on, SHOTS, SEEDS, L2, device)["summary"] for on in sets}
+        found = {Path(on).name: print_fewshot(folder, on, SHOTS, DRAWS, L2, device)["summary"] for on in sets}
         (folder / "fewshot.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -7,36 +7,57 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from evidence_cells import OURS, PLAIN, Cell, at_budgets, table, with_budgets
+from evidence_cells import OURS, PLAIN, Cell, at_budgets, by_set, table, with_budgets
 
 ADAPTIVE = ("avit", "ponder", "u2t", "ut", "uvit")
 DEARER = 1.02  # what a rival may cost at most, in units of ours: equal but for a rounding of lengths
 
 
-class Margin(NamedTuple):
-    """How far a system is ahead of the best plain ViT that costs no more, in points, with the error of that."""
+class Lead(NamedTuple):
+    """Points, with the standard error of the difference."""
 
-    ours: Cell
-    rival: Cell
     points: float
     error: float
-    beyond: float | None  # points above the straight line between the plain ViTs that cost just less and just more
 
     @property
     def ahead(self) -> bool:
         return self.points > 2 * self.error
 
+    def __str__(self) -> str:
+        """Bold where it is more than two errors ahead; behind by as much, with a mark."""
+        text = f"{self.points:+.2f}" + ("" if math.isnan(self.error) else f" ± {self.error:.2f}")
+        return f"**{text}**" if self.ahead else f"{text} ▼" if -self.points > 2 * self.error else text
+
+
+def lead(ours: Cell, rival: Cell) -> Lead:
+    error = math.hypot(ours.error("accuracy"), rival.error("accuracy"))
+    return Lead(100 * (ours.mean("accuracy") - rival.mean("accuracy")), 100 * error)
+
+
+class Margin(NamedTuple):
+    """How far one of ours is ahead of a rival at equal cost."""
+
+    ours: Cell
+    rival: Cell
+    lead: Lead
+    beyond: float | None = None  # points above the straight line between the plain ViTs of just less and just more cost
+
+
+def affordable(every: Sequence[Cell], at: Cell) -> list[Cell]:
+    return [cell for cell in every if cell.mean("gflops_mean") <= DEARER * at.mean("gflops_mean")]
+
+
+def best(every: Sequence[Cell]) -> Cell:
+    return max(every, key=lambda cell: cell.mean("accuracy"))
+
 
 def margins(every: Sequence[Cell]) -> Iterator[Margin]:
-    for ours in every:
-        if not ours.name.startswith(OURS):
-            continue
+    """Each of ours against the best plain ViT that costs no more."""
+    for ours in (cell for cell in every if cell.name.startswith(OURS)):
         plain = [cell for cell in every if cell.recipe == ours.recipe and cell.name.startswith(PLAIN)]
-        limit = DEARER * ours.mean("gflops_mean")
-        rivals = [cell for cell in plain if cell.mean("gflops_mean") <= limit]
-        if rivals:
-            rival = max(rivals, key=lambda cell: cell.mean("accuracy"))
-            yield Margin(ours, rival, *_lead(ours, rival, "accuracy"), beyond_line(ours, plain))
+        if rivals := affordable(plain, ours):
+            rival = best(rivals)
+            yield Margin(ours, rival, lead(ours, rival), beyond_line(ours, plain))
 
 
 def beyond_line(ours: Cell, plain: Sequence[Cell]) -> float | None:
@@ -61,34 +82,20 @@ def best_of(plain: Sequence[Cell]) -> list[tuple[float, float]]:
 def against_adaptive(every: Sequence[Cell]) -> Iterator[Margin]:
     """For each other adaptive system the best of ours that costs no more, smaller budgets included."""
     for rival in (cell for cell in every if cell.name in ADAPTIVE):
-        limit = DEARER * rival.mean("gflops_mean")
         whole = [cell for cell in every if cell.recipe == rival.recipe and cell.name.startswith(OURS)]
-        mine = [each for cell in whole for each in (cell, *_cheaper(cell)) if each.mean("gflops_mean") <= limit]
-        if mine:
-            ours = max(mine, key=lambda cell: cell.mean("accuracy"))
-            yield Margin(ours, rival, *_lead(ours, rival, "accuracy"), None)
+        if mine := affordable([each for cell in whole for each in (cell, *_cheaper(cell))], rival):
+            ours = best(mine)
+            yield Margin(ours, rival, lead(ours, rival))
 
 
 def _cheaper(cell: Cell) -> list[Cell]:
+    """Not the full budget over again, whose cost differs by a rounding."""
     return [each for each in at_budgets(cell) if each.mean("gflops_mean") < 0.999 * cell.mean("gflops_mean")]
 
 
-def _lead(ours: Cell, rival: Cell, name: str) -> tuple[float, float]:
-    """In points, and the error of that."""
-    return 100 * (ours.mean(name) - rival.mean(name)), 100 * math.hypot(ours.error(name), rival.error(name))
-
-
 def margin_table(every: Sequence[Cell]) -> str:
-    head = [
-        "set",
-        "system",
-        "seeds",
-        "GFLOPs",
-        "best plain ViT that costs no more",
-        "its cost ÷ ours",
-        "ahead by, points",
-    ]
-    head += ["± error", "", "above the line between plain ViTs"]
+    head = ["set", "system", "seeds", "GFLOPs", "best plain ViT that costs no more", "its cost ÷ ours"]
+    head += ["ahead by, points", "above the line between plain ViTs"]
     rows = [
         [
             each.ours.recipe,
@@ -97,9 +104,7 @@ def margin_table(every: Sequence[Cell]) -> str:
             f"{each.ours.mean('gflops_mean'):.4f}",
             each.rival.name,
             f"{each.rival.mean('gflops_mean') / each.ours.mean('gflops_mean'):.2f}",
-            f"{each.points:+.2f}",
-            "" if math.isnan(each.error) else f"{each.error:.2f}",
-            "**ahead**" if each.ahead else "",
+            str(each.lead),
             "" if each.beyond is None else f"{each.beyond:+.2f}",
         ]
         for each in margins(with_budgets(every))
@@ -116,54 +121,43 @@ def adaptive_table(every: Sequence[Cell]) -> str:
             f"{each.rival.mean('gflops_mean'):.4f}",
             each.ours.name,
             f"{each.ours.mean('gflops_mean'):.4f}",
-            told_lead(each.points, each.error),
+            str(each.lead),
         ]
         for each in against_adaptive(every)
     ]
     return table(head, rows) if rows else ""
 
 
-def told_lead(points: float, error: float) -> str:
-    """Bold where it is more than two errors ahead; behind by as much, with a mark."""
-    text = f"{points:+.2f}" + ("" if math.isnan(error) else f" ± {error:.2f}")
-    return f"**{text}**" if points > 2 * error else f"{text} ▼" if -points > 2 * error else text
+Column = tuple[str, int]  # a set, and how many images of each class
 
 
-class Learnt(NamedTuple):
-    """What a system scores on a set from a number of shots, by pre-training seed: a cell for `_lead`."""
-
-    cell: Cell
-    column: tuple[str, int]
-
-    def as_cell(self) -> Cell:
-        told = self.cell.told("fewshot.json")
-        means = [row["mean"] for each in told for row in each[self.column[0]] if row["shots"] == self.column[1]]
-        return self.cell._replace(results=[{"accuracy": mean} for mean in means])
+def learnt(cell: Cell, column: Column) -> Cell:
+    """What it scores there, by pre-training seed."""
+    on, shots = column
+    means = [row["mean"] for each in cell.told("fewshot.json") for row in each[on] if row["shots"] == shots]
+    return cell._replace(results=[{"accuracy": mean} for mean in means])
 
 
-def columns_of(every: Sequence[Cell]) -> list[tuple[str, int]]:
-    """Sets and numbers of shots that these systems were tried on."""
+def columns_of(every: Sequence[Cell]) -> list[Column]:
+    """That these systems were tried in."""
     told = next((found for cell in every if (found := cell.told("fewshot.json"))), None)
     return [(name, row["shots"]) for name, rows in told[0].items() for row in rows] if told else []
+
+
+def headed(column: Column) -> str:
+    return f"{column[0]}, {column[1]} shot{'s' if column[1] > 1 else ''}"
 
 
 def few_shot_margins(every: Sequence[Cell]) -> str:
     """Ours against the plain ViT that is best in the same column and costs no more."""
     parts = []
-    for recipe in dict.fromkeys(cell.recipe for cell in every):
-        tried = [cell for cell in every if cell.recipe == recipe and cell.told("fewshot.json")]
+    for of_set in by_set(every):
+        tried = [cell for cell in of_set if cell.told("fewshot.json")]
+        plain = [cell for cell in tried if cell.name.startswith(PLAIN)]
         columns, rows = columns_of(tried), []
         for ours in (cell for cell in tried if cell.name.startswith(OURS)):
-            limit = DEARER * ours.mean("gflops_mean")
-            rivals = [cell for cell in tried if cell.name.startswith(PLAIN) and cell.mean("gflops_mean") <= limit]
-            if rivals:
-                leads = [_few_shot_lead(ours, rivals, column) for column in columns]
-                rows.append([recipe, ours.name, *(told_lead(*lead) for lead in leads)])
-        heads = [f"{name}, {shots} shot{'s' if shots > 1 else ''}" for name, shots in columns]
-        parts += [table(["pre-trained on", "system", *heads], rows)] if rows else []
+            if rivals := affordable(plain, ours):
+                leads = [lead(learnt(ours, each), best([learnt(cell, each) for cell in rivals])) for each in columns]
+                rows.append([ours.recipe, ours.name, *map(str, leads)])
+        parts += [table(["pre-trained on", "system", *map(headed, columns)], rows)] if rows else []
     return "\n\n".join(parts)
-
-
-def _few_shot_lead(ours: Cell, rivals: Sequence[Cell], column: tuple[str, int]) -> tuple[float, float]:
-    best = max((Learnt(cell, column).as_cell() for cell in rivals), key=lambda cell: cell.mean("accuracy"))
-    return _lead(Learnt(ours, column).as_cell(), best, "accuracy")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evidence_cells import OURS, PLAIN, Cell, with_budgets
+from evidence_cells import OURS, PLAIN, Cell, by_set, with_budgets
 from evidence_margins import best_of
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -18,18 +18,16 @@ PLACES = [(7, 4), (7, -11), (-7, 4), (-7, -11), (7, 16), (-7, 16), (7, -23), (-7
 
 def draw(path: Path, every: Sequence[Cell]) -> None:
     """Plain ViTs are joined, since more of one buys the next; so are the smaller budgets of one model."""
-    recipes = list(dict.fromkeys(cell.recipe for cell in every))
-    with picture(path, 0.4 + 5.0 * len(recipes)) as figure:
-        panels = figure.subplots(len(recipes), 1, squeeze=False)[:, 0]
-        named = []
-        for axes, recipe in zip(panels, recipes, strict=True):
-            named.append((axes, _panel(axes, [cell for cell in every if cell.recipe == recipe], recipe)))
+    sets = by_set(every)
+    with picture(path, 0.4 + 5.0 * len(sets)) as figure:
+        panels = figure.subplots(len(sets), 1, squeeze=False)[:, 0]
+        named = [(axes, _panel(axes, of_set)) for axes, of_set in zip(panels, sets, strict=True)]
         FigureCanvasAgg(figure).draw()  # places are known only now
         for axes, points in named:
             _name(axes, points)
 
 
-def _panel(axes: Any, every: Sequence[Cell], title: str) -> list[tuple[str, float, float]]:
+def _panel(axes: Any, every: Sequence[Cell]) -> list[tuple[str, float, float]]:
     """Its points, yet to be named."""
     points = []
     for cell in every:
@@ -44,7 +42,7 @@ def _panel(axes: Any, every: Sequence[Cell], title: str) -> list[tuple[str, floa
     axes.plot([x for x, _ in plain], [100 * y for _, y in plain], color=FAINT, linewidth=1)
     axes.set_xlabel("GFLOPs per image, measured mean")
     axes.set_ylabel("accuracy (%)")
-    axes.set_title(title)
+    axes.set_title(every[0].recipe)
     axes.margins(0.16, 0.14)
     tidy(axes, "both")
     return points

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from evidence_cells import Cell, at_budgets, cells, percent, table
-from evidence_margins import Learnt, adaptive_table, columns_of, few_shot_margins, margin_table
+from evidence_cells import Cell, at_budgets, by_set, cells, percent, table
+from evidence_margins import adaptive_table, columns_of, few_shot_margins, headed, learnt, margin_table
 from evidence_picture import draw
 from torch import Tensor
 
@@ -32,8 +32,7 @@ def accuracies(every: Sequence[Cell]) -> str:
     head = ["set", "system", "accuracy, %", "seeds", "GFLOPs, mean", "bound", "M parameters", "images/s ᵃ", "tape"]
     rows = []
     for cell in every:
-        speed, length = cell.mean("images_per_second"), cell.mean("length_mean")
-        spread = statistics.fmean(value**0.5 for value in cell.values("length_var"))
+        speed = cell.mean("images_per_second")
         rows.append(
             [
                 cell.recipe,
@@ -44,7 +43,7 @@ def accuracies(every: Sequence[Cell]) -> str:
                 f"{cell.mean('gflops'):.4f}",
                 f"{cell.mean('parameters') / 1e6:.2f}",
                 "" if math.isnan(speed) else f"{speed:,.0f}",
-                f"{length:.1f} ± {spread:.1f}" if length else "",
+                cell.tape if cell.mean("length_mean") else "",
             ]
         )
     return (
@@ -54,21 +53,19 @@ def accuracies(every: Sequence[Cell]) -> str:
 
 
 def few_shots(every: Sequence[Cell]) -> str:
-    """A table for each set that models were trained on, since each has other sets to learn from few images of."""
-    recipes = dict.fromkeys(cell.recipe for cell in every)
-    parts = [_few_shots([cell for cell in every if cell.recipe == recipe]) for recipe in recipes]
-    return "\n\n".join(part for part in parts if part)
+    """A table for each set that models were trained on, since each has other sets to learn from few images of.
 
-
-def _few_shots(every: Sequence[Cell]) -> str:
-    """Mean over pre-training seeds of the mean over draws; ± is over pre-training seeds."""
-    tried = [cell for cell in every if cell.told("fewshot.json")]
-    columns, rows = columns_of(tried), []
-    for cell in tried:
-        learnt = [Learnt(cell, column).as_cell().values("accuracy") for column in columns]
-        rows.append([cell.recipe, cell.name, str(len(learnt[0])), *(percent(values) for values in learnt)])
-    heads = [f"{name}, {shots} shot{'s' if shots > 1 else ''}" for name, shots in columns]
-    return table(["pre-trained on", "system", "seeds", *heads], rows) if rows else ""
+    Mean over pre-training seeds of the mean over draws; ± is over pre-training seeds.
+    """
+    parts = []
+    for of_set in by_set(every):
+        tried = [cell for cell in of_set if cell.told("fewshot.json")]
+        columns, rows = columns_of(tried), []
+        for cell in tried:
+            scores = [learnt(cell, column).values("accuracy") for column in columns]
+            rows.append([cell.recipe, cell.name, str(len(scores[0])), *map(percent, scores)])
+        parts += [table(["pre-trained on", "system", "seeds", *map(headed, columns)], rows)] if rows else []
+    return "\n\n".join(parts)
 
 
 def lengths_and_losses(every: Sequence[Cell], plain: str) -> Iterator[tuple[Cell, list[Correlation]]]:
@@ -76,8 +73,7 @@ def lengths_and_losses(every: Sequence[Cell], plain: str) -> Iterator[tuple[Cell
 
     One correlation for each of the system's seeds, its interval from a bootstrap over images.
     """
-    for recipe in dict.fromkeys(cell.recipe for cell in every):
-        of_set = [cell for cell in every if cell.recipe == recipe]
+    for of_set in by_set(every):
         judged = [folder for cell in of_set if cell.name == plain for folder in _seen(cell)]
         if not judged:
             continue
@@ -124,14 +120,13 @@ def saturations(every: Sequence[Cell]) -> str:
         if not told:
             continue
         scales = [each["norm_scale"] for each in told if "norm_scale" in each]
-        spread = statistics.fmean(value**0.5 for value in cell.values("length_var"))
         rows.append(
             [
                 cell.recipe,
                 cell.name,
                 f"{statistics.fmean(scales):.2f}" if scales else "",
                 f"{statistics.fmean(each['top_weight'] for each in told):.2f}",
-                f"{cell.mean('length_mean'):.1f} ± {spread:.1f}",
+                cell.tape,
             ]
         )
     head = ["set", "system", "scale of the norm, trained", "largest weight of a step ᵇ", "tape"]

@@ -57,9 +57,9 @@ def test_the_rival_is_the_best_plain_vit_that_costs_no_more(tmp_path: Path) -> N
     put(tmp_path, "avit", [0.95, 0.95], 1.0)
     put(tmp_path, "adatape-x", [0.65, 0.66], 1.0)
     (margin,) = compared.margins(runs_of.cells(tmp_path))
-    assert (margin.rival.name, margin.ahead) == ("plain-same", True)
-    assert margin.points == pytest.approx(5)
-    assert margin.error == pytest.approx(100 * (2 * 0.005**2) ** 0.5)
+    assert (margin.rival.name, margin.lead.ahead) == ("plain-same", True)
+    assert margin.lead.points == pytest.approx(5)
+    assert margin.lead.error == pytest.approx(100 * (2 * 0.005**2) ** 0.5)
 
 
 def test_between_two_plain_vits_the_line_is_the_rival_too(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_smaller_budget_of_one_model_has_rivals_of_its_own(tmp_path: Path) -> 
     found = {each.ours.name: each for each in compared.margins(runs_of.with_budgets(runs_of.cells(tmp_path)))}
     assert set(found) == {"adatape-x", "adatape-x at 32"}
     assert found["adatape-x at 32"].rival.name == "plain-cheap"
-    assert found["adatape-x at 32"].points == pytest.approx(15)
+    assert found["adatape-x at 32"].lead.points == pytest.approx(15)
     assert found["adatape-x"].rival.name == "plain-dear"
 
 
@@ -119,8 +119,8 @@ def test_an_adaptive_system_meets_the_best_of_ours_that_costs_no_more(tmp_path: 
     assert [cell.name for cell in runs_of.at_budgets(found["avit"].ours, least=0)] == [
         f"adatape-cheap at {n}" for n in (0, 4, 8)
     ]
-    assert found["avit"].points == pytest.approx(-10)
-    assert found["uvit"].points == pytest.approx(50)
+    assert found["avit"].lead.points == pytest.approx(-10)
+    assert found["uvit"].lead.points == pytest.approx(50)
     text = compared.adaptive_table(runs_of.cells(tmp_path))
     assert "-10.00 ± 0.71 ▼" in text
     assert "**+50.00 ± 0.71**" in text
@@ -145,14 +145,14 @@ def test_ahead_means_by_more_than_two_errors(tmp_path: Path, ours: list[float], 
     put(tmp_path, "plain-x", [0.60, 0.60], 1.0)
     put(tmp_path, "adatape", ours, 1.0)
     (margin,) = compared.margins(runs_of.cells(tmp_path))
-    assert margin.ahead == ahead
+    assert margin.lead.ahead == ahead
 
 
 def test_one_seed_is_never_ahead(tmp_path: Path) -> None:
     put(tmp_path, "plain-x", [0.1], 1.0)
     put(tmp_path, "adatape", [0.9], 1.0)
     (margin,) = compared.margins(runs_of.cells(tmp_path))
-    assert not margin.ahead
+    assert not margin.lead.ahead
 
 
 def test_runs_that_held_images_out_are_scored_on_those(tmp_path: Path) -> None:
