@@ -1,6 +1,7 @@
 """Runs the experiments behind docs/results.md's image tables, many at once on one GPU, and keeps their small files.
 
     python benchmarks/evidence.py results/evidence --only coarse --cifar10 data/cifar10 --cifar100 data/cifar100
+    python benchmarks/evidence.py results/ablations --only ablations length      shorter runs, so a folder of their own
     python benchmarks/evidence.py results/held_out --only coarse --set validate_on=0.1 --short   to choose by
     python benchmarks/evidence.py results/evidence --only coarse --list          which runs, with their commands
     python benchmarks/evidence_tables.py results/evidence                        what has been found, as tables
@@ -75,14 +76,16 @@ def placed(depth: int, layer: int, still: int) -> str:
     return f"model.options.depth={depth} model.options.layer={layer} model.options.still={still}"
 
 
-# Plain ViTs of four depths, and tapes beside them: as published; the whole bank, two blocks long and then still; the
-# same by a model that has also seen shorter ones, for smaller budgets; and as far as a model doubts after three blocks.
+# Plain ViTs of four depths, and tapes beside them: as published; the whole bank, two blocks long and then still; nearly
+# all of it for one block, for what A-ViT costs; the whole by a model that has also seen shorter ones, for smaller
+# budgets; and as far as a model doubts after three blocks.
 EVERY_GATE, CUT = "model.options.floor=0.000001", "sample_budgets=true model.options.least=16 model.options.uncut=0.5"
 DOUBTS = "model.options.doubts=true model.options.haste=2 model.options.uncut=0.5"
 COARSE = {
     **{f"plain-4-depth-{depth}": f"vit patch=4 {MEAN} model.options.depth={depth}" for depth in (2, 3, 4, 6)},
     "adatape-paper": f"{FINER} model.options.depth=6",
     "adatape-still": f"{FINER} {WHOLE_BANK} {placed(6, 0, 2)} {EVERY_GATE}",
+    "adatape-light": f"{FINER} {WHOLE_BANK} steps=60 {placed(4, 0, 1)} {EVERY_GATE}",
     "adatape-elastic": f"{FINER} {WHOLE_BANK} {placed(7, 1, 3)} {EVERY_GATE} {CUT}",
     "adatape-doubting": f"{FINER} {WHOLE_BANK} {placed(9, 3, 5)} {DOUBTS}",
 }
@@ -103,7 +106,9 @@ LENGTH = {
     "adatape-fixed-lambda-0": f"{FINER} {FIXED} ponder_weight=0",
 }
 # One thing changed at a time in AdaTape as published: coarse input, a bank of 64 patches of 4 px or of trained vectors.
+# The first has no tape at all.
 ABLATIONS = {
+    "plain-8": f"vit patch=8 {MEAN}",
     "adatape": FINER,
     "adatape-learn": LEARN,
     **{f"adatape-content-{choice}": f"{FINER} model.options.choose={choice}" for choice in ("random", "order")},
@@ -120,9 +125,20 @@ ABLATIONS = {
     "adatape-learn-no-noise": f"{LEARN} model.options.noise=0",
     "adatape-learn-no-hiding": f"{LEARN} model.options.hide=0",
 }
+# And in the still tape: when it is still, what it reads and of what, a feed-forward of its own, its mean pooled.
+STILL = f"{FINER} {WHOLE_BANK} {EVERY_GATE}"
+OURS = {
+    "adatape-still": f"{STILL} {placed(6, 0, 2)}",
+    **{f"adatape-still-from-{still}": f"{STILL} {placed(6, 0, still)}" for still in (1, 3)},
+    "adatape-still-joins-at-1": f"{STILL} {placed(6, 1, 3)}",
+    "adatape-still-half": f"{STILL} steps=32 {placed(6, 0, 2)}",
+    "adatape-still-bank-patch-2": f"{STILL} bank_patch=2 {placed(6, 0, 2)}",
+    "adatape-still-ffn-append": f"{STILL} model.options.tape_ffn=append {placed(6, 0, 2)}",
+    "adatape-still-echo": f"{STILL} model.options.echo=true {placed(6, 0, 2)}",
+}
 
 
-# Ablations are many, so each is small: four blocks, a third of the epochs.
+# Ablations are many, so each is small: a third of the epochs, and those of the paper's tape have four blocks.
 SHALLOW, SHORTER = "model.options.depth=4", SHORT.replace("epochs=24", "epochs=8").replace("warmup=500", "warmup=300")
 
 
@@ -144,9 +160,8 @@ PLANS = {
     "coarse": trained_alike(COARSE),
     "systems": trained_alike(SYSTEMS),
     "length": trained_alike(LENGTH, SHALLOW, SHORTER),
-    "ablations": trained_alike(ABLATIONS, SHALLOW, SHORTER),
+    "ablations": trained_alike(ABLATIONS, SHALLOW, SHORTER) | trained_alike(OURS, SHORTER),
 }
-PUBLISHED = ["coarse", "systems", "length", "ablations"]
 
 
 def planned(names: list[str], recipes: list[str], seeds: tuple[int, ...]) -> list[Run]:
@@ -220,7 +235,7 @@ def work(arguments: argparse.Namespace, runs: list[Run]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", nargs="+", choices=list(PLANS), default=PUBLISHED)
+    parser.add_argument("--only", nargs="+", choices=list(PLANS), default=["coarse", "systems"])
     parser.add_argument("--recipes", nargs="+", default=["cifar100"])
     parser.add_argument("--names", nargs="+", help="of cells, where not all are wanted")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
