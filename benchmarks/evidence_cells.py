@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +69,12 @@ def by_set(every: Sequence[Cell]) -> list[list[Cell]]:
     return [
         [cell for cell in every if cell.recipe == recipe] for recipe in dict.fromkeys(cell.recipe for cell in every)
     ]
+
+
+def comparable(every: Sequence[Cell], runs: Callable[[Cell], int] = lambda cell: len(cell.results)) -> list[Cell]:
+    """A single run has no error, so it is compared only where nobody on that set has more."""
+    most = {group[0].recipe: max(map(runs, group)) for group in by_set(every)}
+    return [cell for cell in every if runs(cell) >= min(2, most[cell.recipe])]
 
 
 def with_budgets(every: Sequence[Cell]) -> list[Cell]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from evidence_cells import OURS, PLAIN, Cell, at_budgets, by_set, table, with_budgets
+from evidence_cells import OURS, PLAIN, Cell, at_budgets, by_set, comparable, table, with_budgets
 
 ADAPTIVE = ("avit", "ponder", "u2t", "ut", "uvit")
 DEARER = 1.02  # what a rival may cost at most, in units of ours: equal but for a rounding of lengths
@@ -107,7 +107,7 @@ def margin_table(every: Sequence[Cell]) -> str:
             str(each.lead),
             "" if each.beyond is None else f"{each.beyond:+.2f}",
         ]
-        for each in margins(with_budgets(every))
+        for each in margins(with_budgets(comparable(every)))
     ]
     return table(head, rows) if rows else ""
 
@@ -123,7 +123,7 @@ def adaptive_table(every: Sequence[Cell]) -> str:
             f"{each.ours.mean('gflops_mean'):.4f}",
             str(each.lead),
         ]
-        for each in against_adaptive(every)
+        for each in against_adaptive(comparable(every))
     ]
     return table(head, rows) if rows else ""
 
@@ -153,6 +153,7 @@ def few_shot_margins(every: Sequence[Cell]) -> str:
     parts = []
     for of_set in by_set(every):
         tried = [cell for cell in of_set if cell.told("fewshot.json")]
+        tried = comparable(tried, lambda cell: len(cell.told("fewshot.json")))
         plain = [cell for cell in tried if cell.name.startswith(PLAIN)]
         columns, rows = columns_of(tried), []
         for ours in (cell for cell in tried if cell.name.startswith(OURS)):

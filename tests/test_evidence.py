@@ -155,6 +155,19 @@ def test_one_seed_is_never_ahead(tmp_path: Path) -> None:
     assert not margin.lead.ahead
 
 
+def test_one_seed_is_compared_only_where_nobody_has_more(tmp_path: Path) -> None:
+    put(tmp_path, "plain-tried-once", [0.90], 1.0)
+    put(tmp_path, "adatape-tried-once", [0.95], 1.0)
+    names = {cell.name for cell in runs_of.comparable(runs_of.cells(tmp_path))}
+    assert names == {"plain-tried-once", "adatape-tried-once"}
+    put(tmp_path, "plain-x", [0.50, 0.51], 1.0)
+    put(tmp_path, "adatape-x", [0.60, 0.61], 1.0)
+    assert {cell.name for cell in runs_of.comparable(runs_of.cells(tmp_path))} == {"plain-x", "adatape-x"}
+    table = compared.margin_table(runs_of.cells(tmp_path))
+    assert "plain-x" in table
+    assert "once" not in table
+
+
 def test_runs_that_held_images_out_are_scored_on_those(tmp_path: Path) -> None:
     put(tmp_path, "plain-x", [0.9], 1.0)
     folder = tmp_path / "cifar100" / "plain-x" / "seed-0"

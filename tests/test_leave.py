@@ -16,7 +16,7 @@ from adatape.encoder import listen, listens
 from adatape.layout import key_mask, weighted_mean
 from adatape.measure.cost import cost, total
 from adatape.models import AdaTape
-from adatape.models.adaptive import no_visit
+from adatape.models.adaptive import filter_checkpoint, widened
 from adatape.ragged import hide_tail
 
 SMALL = {"img_size": 32, "patch_size": 8, "bank_patch": 4, "depth": 4, "num_classes": 5, "steps": 6, "merge": 2}
@@ -152,20 +152,60 @@ def test_it_leaves_after_it_joins_and_no_later_than_the_end(leave: int) -> None:
         model(layer=1, leave=leave)
 
 
-def test_an_echo_is_the_mean_of_the_tape_by_its_weights() -> None:
-    made, x = model(layer=1, still=2, reader="selective", merge=1), images()
-    loud = model(layer=1, still=2, reader="selective", merge=1, echo=True)
-    loud.load_state_dict(made.state_dict())
+def echoing(made: AdaTape, **options: Any) -> AdaTape:
+    """The same model with an echo, for which its head has no use yet."""
+    loud = model(**options, echo=True)
+    state = made.state_dict()
+    loud.load_state_dict(state | {"vit.head.weight": widened(state["vit.head.weight"], loud.head_hidden_size)})
+    return loud
+
+
+@pytest.mark.parametrize("pooling", [{}, {"class_token": True, "global_pool": "token"}, {"fc_norm": True}])
+def test_an_echo_is_the_mean_of_the_tape_by_its_weights_beside_what_is_pooled(pooling: dict[str, Any]) -> None:
+    options = {"layer": 1, "still": 2, "reader": "selective", "merge": 1, **pooling}
+    made, x = model(**options), images()
+    loud, inputs = echoing(made, **options), 16 + made.vit.num_prefix_tokens
     rows: list[Tensor] = []
-    hook = loud.vit.blocks[1].register_forward_hook(lambda _, __, out: rows.append(out[:, 16:]))
-    walk, plain = loud.walk(x, no_visit, None), made.walk(x, no_visit, None)
+    hook = loud.vit.blocks[1].register_forward_hook(lambda _, __, out: rows.append(out[:, inputs:]))
+    seen, plain = loud(x, output=True), made(x, output=True)
     hook.remove()
-    weight = walk.tape.weight.squeeze(-1)
+    weight = seen.tape.weight.squeeze(-1)
     mean = (weight[..., None] * rows[0]).sum(1) / weight.sum(1, keepdim=True)
-    torch.testing.assert_close(walk.tokens - plain.tokens, mean[:, None].expand_as(plain.tokens), rtol=1e-4, atol=1e-5)
+    pooled, echo = seen.features.chunk(2, 1)
+    assert loud.head_hidden_size == seen.features.shape[1] == 2 * made.head_hidden_size
+    torch.testing.assert_close(pooled, plain.features)
+    torch.testing.assert_close(echo, nn.functional.layer_norm(mean, mean.shape[-1:]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seen.logits, plain.logits)
+    torch.testing.assert_close(loud.forward_head(loud.forward_features(x)), seen.logits)
+
+
+def test_a_head_that_hears_the_echo_is_as_before_without_a_tape() -> None:
+    options = {"layer": 1, "still": 2}
+    made, x = model(**options), images()
+    loud = echoing(made, **options)
     loud.set_budget(0)
     made.set_budget(0)
-    assert torch.equal(loud(x), made(x))
+    nn.init.ones_(loud.vit.head.weight[:, made.head_hidden_size :])
+    torch.testing.assert_close(loud(x), made(x))
+    loud.set_budget()
+    assert not torch.allclose(loud(x), made(x))
+
+
+def test_a_new_head_hears_the_echo_too() -> None:
+    loud = model(layer=1, still=2, echo=True)
+    loud.reset_classifier(7)
+    assert loud(images()).shape == (6, 7)
+    assert loud.vit.head.in_features == loud.head_hidden_size
+    loud.reset_classifier(0)
+    assert loud(images()).shape == (6, loud.head_hidden_size)
+
+
+def test_a_plain_checkpoint_loads_into_a_head_that_hears_more() -> None:
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=4, num_classes=5)
+    loud = model(layer=1, still=2, echo=True, class_token=True, global_pool="token")
+    loud.load_state_dict(filter_checkpoint(vit.state_dict(), loud))
+    loud.set_budget(0)
+    torch.testing.assert_close(loud(images()), vit.eval()(images()), rtol=1e-4, atol=1e-5)
 
 
 def test_the_echo_of_nothing_is_nothing() -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -29,7 +30,7 @@ from adatape.layout import (
     unpack,
     weighted_mean,
 )
-from adatape.models.adaptive import Adaptive, Visit, Walk, no_visit
+from adatape.models.adaptive import Adaptive, Visit, Walk, no_visit, wider
 from adatape.ragged import Packed, hide_tail
 from adatape.records import Tape
 
@@ -48,7 +49,7 @@ class AdaTape(Adaptive):
     With `leave` it is gone again before that block: the inputs have taken what they need, and go on alone for little.
     From block index `still` on its rows do not change any more, and inputs only look at them, for a sixth of the cost;
     a tape that is not pooled is always still in the last block that it takes part in, where nothing else would be seen.
-    With `echo` the mean of such a tape's rows, each by its weight, is added to the inputs at the end, and so is pooled.
+    With `echo` the head sees, beside what is pooled, the mean of such a tape's rows, each by its weight, normalised.
 
     `tape_ffn` says where tape tokens take a feed-forward of their own: once when appended (the paper's ImageNet
     models), in each block that follows, in both (its JFT models), or nowhere. `query` is the mean of the tokens or
@@ -104,6 +105,7 @@ class AdaTape(Adaptive):
         if echo and gate:
             raise ValueError("echo is True with a gate, behind which a model starts as its ViT; leave one of them out")
         self.echo = echo
+        self._widen_head()
         # In the last block that it takes part in a tape has only to be seen. An ablation's weights scale rows inside
         # blocks, which then have to compute all of them.
         whole = self.pooled or self._scales_after_norm()
@@ -137,6 +139,7 @@ class AdaTape(Adaptive):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         super().reset_classifier(num_classes, global_pool)
+        self._widen_head()
         if self.guess is not None and num_classes > 0:  # features alone are read for as they were before
             self.guess = _guessing(self.vit).to(next(self.guess.parameters()))
 
@@ -159,7 +162,8 @@ class AdaTape(Adaptive):
         below = min(self.layer, depth) if self.reader.steps > 0 else depth
         tokens = self._alone(tokens, range(below), visit)
         if below == depth:
-            return Walk(tokens, tokens.new_zeros(tokens.shape[0], dtype=torch.float32))
+            silence = [torch.zeros_like(tokens[:, :1])] if self.echo else []
+            return Walk(torch.cat([tokens, *silence], 1), tokens.new_zeros(tokens.shape[0], dtype=torch.float32))
         guess = None if self.guess is None else self.guess(self._query(tokens).detach())
         tape = self.reader(self._query(tokens), self.bank.open(x), key)
         if guess is not None and not self.training:
@@ -173,8 +177,37 @@ class AdaTape(Adaptive):
         tokens = self._look_on(joined, tokens.shape[1], masks[self.still - self.layer :], visit)
         tokens = self._alone(tokens, range(self.leave, depth), visit)
         if self.echo:
-            tokens = tokens + weighted_mean(joined[:, tokens.shape[1] :], tape.weight)
+            tokens = torch.cat([tokens, weighted_mean(joined[:, tokens.shape[1] :], tape.weight)], 1)
         return Walk(tokens, tape.ponder, None, tape, guess=guess)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """With an echo, which is the last row of `forward_features`, features are twice as wide."""
+        if not self.echo:
+            return super().forward_head(x, pre_logits)
+        features = torch.cat([super().forward_head(x[:, :-1], pre_logits=True), x[:, -1]], 1)
+        return features if pre_logits else self.vit.head(features)
+
+    def _looked_at(self, walk: Walk) -> Walk:
+        if not (self.echo and self.vit.global_pool == "token"):
+            return super()._looked_at(walk)
+        return Walk(torch.cat([walk.tokens[:, :1], walk.tokens[:, -1:]], 1), walk.ponder)
+
+    def _settle(self, walk: Walk) -> Tensor:
+        """An echo has its own norm, without scale and shift, so that silence stays silence."""
+        if not self.echo:
+            return super()._settle(walk)
+        inputs, echo = walk.tokens[:, :-1], walk.tokens[:, -1:]
+        return torch.cat([super()._settle(Walk(inputs, walk.ponder)), F.layer_norm(echo, echo.shape[-1:])], 1)
+
+    def _widen_head(self) -> None:
+        """Room for an echo, which at first counts for nothing."""
+        head = self.vit.head
+        if self.echo and isinstance(head, nn.Linear) and head.in_features == self.vit.embed_dim:
+            self.vit.head = wider(head, 2 * head.in_features)
+
+    @property
+    def head_hidden_size(self) -> int:
+        return super().head_hidden_size * (2 if self.echo else 1)
 
     def _look_on(self, joined: Tensor, inputs: int, masks: list[Any], visit: Visit) -> Tensor:
         """Inputs through the blocks in which the tape is still."""
