@@ -46,15 +46,17 @@ def with_picture(folder: Path) -> Path:
 
 def test_runs_that_differ_only_by_seed_are_one_row_with_its_spread(tmp_path: Path) -> None:
     folders = [
-        finished(tmp_path / "a", tiny(seed=1), accuracy=0.8),
-        finished(tmp_path / "b", tiny(seed=0, engine__workers=3), accuracy=0.9),
+        finished(tmp_path / "a", tiny(seed=1), accuracy=0.8, gflops_p95=0.1 + 0.2),
+        finished(tmp_path / "b", tiny(seed=0, engine__workers=3), accuracy=0.9, gflops_p95=0.3),
         finished(tmp_path / "c", tiny(optimizer__lr=0.5), accuracy=0.95),
     ]
     made = print_report(folders, tmp_path / "report.html")
     assert [row["seeds"] for row in made["rows"]] == [[0], [0, 1]]
     assert made["rows"][1]["accuracy"] == pytest.approx(0.85)
     assert made["rows"][1]["accuracy_sd"] == pytest.approx(0.0707, abs=1e-4)
-    assert "85.00 ± 7.07" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "85.00 ± 7.07" in page
+    assert "0.3 ±" not in page  # 0.1 + 0.2 is 0.3 but for rounding
 
 
 def test_models_of_one_system_are_told_apart_by_what_differs() -> None:

@@ -40,6 +40,7 @@ th, td { padding: .4rem 0 .4rem .8rem; text-align: right; white-space: nowrap; b
   vertical-align: top; }
 th { border-bottom: 2px solid var(--ink); vertical-align: bottom; font-weight: 600; }
 th.word, td.word { text-align: left; white-space: normal; min-width: 6rem; }
+td.word + td.word { min-width: 15rem; }
 th:first-child, td:first-child { padding-left: 0; }
 article { margin: 1.2rem 0; padding: 1rem; background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1rem;

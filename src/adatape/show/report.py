@@ -49,6 +49,7 @@ COLUMNS = {
     "steps": Figure("steps", 1, ",.0f"),
     "samples_per_second": Figure("samples/s", 1, ",.0f"),
 }
+ROUNDING = 1e-9  # of the mean: seeds whose figures differ by less have the same
 PRINTED = ("accuracy", "parameters", "gflops_mean")  # what a terminal has room for
 NOTE = (
     "Accuracy and loss are on the test set. One multiply-add counts as 1 in GFLOPs: first what the budget allows, then "
@@ -207,9 +208,10 @@ def _written(group: list[Run], name: str) -> str:
     values, column = _values(group, name), COLUMNS[name]
     if not values:
         return "–"
-    mean = format(column.scale * statistics.fmean(values), column.text)
-    spread = column.scale * statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{mean} ± {spread:{column.text}}" if spread else mean
+    mean = statistics.fmean(values)
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    text = format(column.scale * mean, column.text)
+    return f"{text} ± {column.scale * spread:{column.text}}" if spread > ROUNDING * abs(mean) else text
 
 
 def _tape(group: list[Run]) -> str:
