@@ -125,7 +125,7 @@ ABLATIONS = {
     "adatape-learn-no-noise": f"{LEARN} model.options.noise=0",
     "adatape-learn-no-hiding": f"{LEARN} model.options.hide=0",
 }
-# And in the still tape: when it is still, what it reads and of what, a feed-forward of its own, its mean pooled.
+# And in the still tape: when it is still, what it reads and of what, a feed-forward of its own, an echo.
 STILL = f"{FINER} {WHOLE_BANK} {EVERY_GATE}"
 OURS = {
     "adatape-still": f"{STILL} {placed(6, 0, 2)}",

@@ -83,7 +83,7 @@ def against_adaptive(every: Sequence[Cell]) -> Iterator[Margin]:
     """For each other adaptive system the best of ours that costs no more, smaller budgets included."""
     for rival in (cell for cell in every if cell.name in ADAPTIVE):
         whole = [cell for cell in every if cell.recipe == rival.recipe and cell.name.startswith(OURS)]
-        if mine := affordable([each for cell in whole for each in (cell, *_cheaper(cell))], rival):
+        if mine := affordable(comparable([each for cell in whole for each in (cell, *_cheaper(cell))]), rival):
             ours = best(mine)
             yield Margin(ours, rival, lead(ours, rival))
 
@@ -107,7 +107,7 @@ def margin_table(every: Sequence[Cell]) -> str:
             str(each.lead),
             "" if each.beyond is None else f"{each.beyond:+.2f}",
         ]
-        for each in margins(with_budgets(comparable(every)))
+        for each in margins(comparable(with_budgets(every)))
     ]
     return table(head, rows) if rows else ""
 

@@ -16,7 +16,6 @@ from adatape.encoder import listen, listens
 from adatape.layout import key_mask, weighted_mean
 from adatape.measure.cost import cost, total
 from adatape.models import AdaTape
-from adatape.models.adaptive import filter_checkpoint, widened
 from adatape.ragged import hide_tail
 
 SMALL = {"img_size": 32, "patch_size": 8, "bank_patch": 4, "depth": 4, "num_classes": 5, "steps": 6, "merge": 2}
@@ -194,10 +193,9 @@ def test_new_ways_to_look_compile_in_full_and_answer_alone_as_in_a_batch(options
 
 
 def echoing(made: AdaTape, **options: Any) -> AdaTape:
-    """The same model with an echo, for which its head has no use yet."""
+    """The same model with an echo, of which it makes nothing yet."""
     loud = model(**options, echo=True)
-    state = made.state_dict()
-    loud.load_state_dict(state | {"vit.head.weight": widened(state["vit.head.weight"], loud.head_hidden_size)})
+    assert loud.load_state_dict(made.state_dict(), strict=False).missing_keys == ["echo_head.weight"]
     return loud
 
 
@@ -226,27 +224,48 @@ def test_a_head_that_hears_the_echo_is_as_before_without_a_tape() -> None:
     loud = echoing(made, **options)
     loud.set_budget(0)
     made.set_budget(0)
-    nn.init.ones_(loud.vit.head.weight[:, made.head_hidden_size :])
+    nn.init.ones_(loud.echo_head.weight)
     torch.testing.assert_close(loud(x), made(x))
     loud.set_budget()
     assert not torch.allclose(loud(x), made(x))
 
 
 def test_a_new_head_hears_the_echo_too() -> None:
-    loud = model(layer=1, still=2, echo=True)
+    loud, x = model(layer=1, still=2, echo=True), images()
     loud.reset_classifier(7)
-    assert loud(images()).shape == (6, 7)
-    assert loud.vit.head.in_features == loud.head_hidden_size
+    nn.init.ones_(loud.echo_head.weight)
+    assert loud(x).shape == (6, 7)
+    seen = loud(x, output=True)
+    torch.testing.assert_close(
+        seen.logits, loud.vit.head(seen.features[:, :192]) + loud.echo_head(seen.features[:, 192:])
+    )
     loud.reset_classifier(0)
-    assert loud(images()).shape == (6, loud.head_hidden_size)
+    assert loud(x).shape == (6, loud.head_hidden_size)
 
 
-def test_a_plain_checkpoint_loads_into_a_head_that_hears_more() -> None:
-    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=4, num_classes=5)
-    loud = model(layer=1, still=2, echo=True, class_token=True, global_pool="token")
-    loud.load_state_dict(filter_checkpoint(vit.state_dict(), loud))
+def test_rows_that_are_not_pooled_have_the_echo_behind_them() -> None:
+    loud, x = model(layer=1, still=2, echo=True), images()
+    loud.reset_classifier(0, "")
+    assert loud(x).shape == (6, 16 + 1, 192)
+    torch.testing.assert_close(loud(x), loud.forward_features(x))
+
+
+def test_an_echo_leaves_the_vit_that_it_wraps_as_it_was() -> None:
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=4, num_classes=5).eval()
+    vit.head.requires_grad_(False)
+    before = vit(images())
+    loud = adatape.wrap(vit, patch=4, merge=2, gate=False, layer=1, still=2, echo=True)
     loud.set_budget(0)
-    torch.testing.assert_close(loud(images()), vit.eval()(images()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loud.eval()(images()), before, rtol=1e-4, atol=1e-5)
+    assert torch.equal(vit(images()), before)
+    assert not vit.head.weight.requires_grad
+
+
+def test_what_is_dropped_of_the_features_is_dropped_of_the_echo() -> None:
+    loud = model(layer=1, still=2, echo=True, drop_rate=0.9).train()
+    pooled, echo = loud(images(), output=True).features.chunk(2, 1)
+    assert 0.8 < (pooled == 0).float().mean() < 0.97
+    assert 0.8 < (echo == 0).float().mean() < 0.97
 
 
 def test_the_echo_of_nothing_is_nothing() -> None:

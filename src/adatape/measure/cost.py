@@ -98,6 +98,11 @@ def _adatape(model: AdaTape, tape: int) -> list[Part]:
         *([] if model.guess is None else [_guess(model.guess, reader.steps)]),
         Part("blocks", _count(vit.blocks, vit.norm, *gate) - own + _count(model.append_mlp), blocks),
         Part("tape feed-forwards", own, tape * sum(_per_token(ffn) for ffn in own_ffns)),
+        *(
+            []
+            if model.echo_head is None
+            else [Part("echo's head", _count(model.echo_head), _per_token(model.echo_head))]
+        ),
         _head(vit),
     ]
 

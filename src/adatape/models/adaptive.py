@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch.nn.functional as F
 from timm.layers import Format
 from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
@@ -53,7 +52,7 @@ class Adaptive(nn.Module, ABC):
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         walk = self.walk(x, no_visit, key)
         features = self.forward_head(self._settle(self._looked_at(walk)), pre_logits=True)
-        logits = self.vit.head(features)
+        logits = self.classify(features)
         if self.training and walk.guess is not None and not output:
             return logits + 0 * walk.guess.sum()  # nobody teaches the guess then, but DDP wants its gradient
         return Output(logits, features, walk.ponder, walk.tape, walk.steps, walk.guess) if output else logits
@@ -64,6 +63,9 @@ class Adaptive(nn.Module, ABC):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         return self.vit.forward_head(x, pre_logits=pre_logits)
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.vit.head(features)
 
     def embed(self, x: Tensor) -> Tensor:
         vit = self.vit
@@ -182,23 +184,8 @@ def filter_checkpoint(state: dict[str, Any], model: Adaptive) -> dict[str, Any]:
     if any(key.startswith("vit.") for key in state):
         return state
     backbone = {f"vit.{key}": value for key, value in checkpoint_filter_fn(state, model.vit).items()}
-    if isinstance(model.vit.head, nn.Linear) and "vit.head.weight" in backbone:
-        backbone["vit.head.weight"] = widened(backbone["vit.head.weight"], model.vit.head.in_features)
     ours = {key: value for key, value in model.state_dict().items() if not key.startswith("vit.") or "tape_mlp" in key}
     return {**ours, **backbone}
-
-
-def wider(head: nn.Linear, width: int) -> nn.Linear:
-    """The same head for features with more behind them, of which it makes nothing yet."""
-    made = nn.Linear(width, head.out_features, bias=head.bias is not None).to(head.weight)
-    made.weight.data.copy_(widened(head.weight.data, width))
-    if head.bias is not None:
-        made.bias.data.copy_(head.bias.data)
-    return made
-
-
-def widened(weight: Tensor, width: int) -> Tensor:
-    return F.pad(weight, (0, max(width - weight.shape[1], 0)))
 
 
 def check_backbone(vit: nn.Module) -> None:

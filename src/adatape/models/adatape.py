@@ -30,7 +30,7 @@ from adatape.layout import (
     unpack,
     weighted_mean,
 )
-from adatape.models.adaptive import Adaptive, Visit, Walk, no_visit, wider
+from adatape.models.adaptive import Adaptive, Visit, Walk, no_visit
 from adatape.ragged import Packed, hide_tail
 from adatape.records import Tape
 
@@ -50,7 +50,8 @@ class AdaTape(Adaptive):
     From block index `still` on its rows do not change any more, and inputs only look at them, for a sixth of the cost;
     a tape that is not pooled is always still in the last block that it takes part in, where nothing else would be seen.
     With `once` the first block that only looks makes the tape's keys and values for all that follow, which look freely.
-    With `echo` the head sees, beside what is pooled, the mean of such a tape's rows, each by its weight, normalised.
+    With `echo` features have, beside what is pooled, the normalised mean of such a tape's rows, each by its weight, and
+    a second head sees it.
 
     `tape_ffn` says where tape tokens take a feed-forward of their own: once when appended (the paper's ImageNet
     models), in each block that follows, in both (its JFT models), or nowhere. `query` is the mean of the tokens or
@@ -106,8 +107,7 @@ class AdaTape(Adaptive):
             )
         if echo and gate:
             raise ValueError("echo is True with a gate, behind which a model starts as its ViT; leave one of them out")
-        self.echo = echo
-        self._widen_head()
+        self.echo, self.echo_head = echo, _silent_head(vit) if echo else None
         # In the last block that it takes part in a tape has only to be seen. An ablation's weights scale rows inside
         # blocks, which then have to compute all of them.
         whole = self.pooled or self._scales_after_norm()
@@ -145,7 +145,8 @@ class AdaTape(Adaptive):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         super().reset_classifier(num_classes, global_pool)
-        self._widen_head()
+        if self.echo:
+            self.echo_head = _silent_head(self.vit)
         if self.guess is not None and num_classes > 0:  # features alone are read for as they were before
             self.guess = _guessing(self.vit).to(next(self.guess.parameters()))
 
@@ -187,11 +188,18 @@ class AdaTape(Adaptive):
         return Walk(tokens, tape.ponder, None, tape, guess=guess)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """With an echo, which is the last row of `forward_features`, features are twice as wide."""
-        if not self.echo:
+        """An echo is the last row of `forward_features`, and the second half of what is pooled."""
+        if not (self.echo and self.vit.global_pool):
             return super().forward_head(x, pre_logits)
-        features = torch.cat([super().forward_head(x[:, :-1], pre_logits=True), x[:, -1]], 1)
-        return features if pre_logits else self.vit.head(features)
+        pooled = super().forward_head(x[:, :-1], pre_logits=True)
+        features = torch.cat([pooled, self.vit.head_drop(x[:, -1])], 1)
+        return features if pre_logits else self.classify(features)
+
+    def classify(self, features: Tensor) -> Tensor:
+        if self.echo_head is None or not self.vit.global_pool:
+            return super().classify(features)
+        pooled, echo = features.chunk(2, 1)
+        return super().classify(pooled) + self.echo_head(echo)
 
     def _looked_at(self, walk: Walk) -> Walk:
         if not (self.echo and self.vit.global_pool == "token"):
@@ -204,12 +212,6 @@ class AdaTape(Adaptive):
             return super()._settle(walk)
         inputs, echo = walk.tokens[:, :-1], walk.tokens[:, -1:]
         return torch.cat([super()._settle(Walk(inputs, walk.ponder)), F.layer_norm(echo, echo.shape[-1:])], 1)
-
-    def _widen_head(self) -> None:
-        """Room for an echo, which at first counts for nothing."""
-        head = self.vit.head
-        if self.echo and isinstance(head, nn.Linear) and head.in_features == self.vit.embed_dim:
-            self.vit.head = wider(head, 2 * head.in_features)
 
     @property
     def head_hidden_size(self) -> int:
@@ -337,6 +339,15 @@ def _guessing(vit: VisionTransformer) -> nn.Sequential:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return nn.Sequential(nn.LayerNorm(vit.embed_dim, eps=1e-6), head)
+
+
+def _silent_head(vit: VisionTransformer) -> nn.Linear | None:
+    """For an echo, of which it makes nothing yet; none where there are no classes."""
+    if vit.num_classes == 0:
+        return None
+    head = nn.Linear(vit.embed_dim, vit.num_classes, bias=False).to(next(vit.parameters()))
+    nn.init.zeros_(head.weight)
+    return head
 
 
 def _hidden_width(vit: VisionTransformer) -> int:
