@@ -125,6 +125,17 @@ def test_everything_learns_and_gradients_are_finite(bank: str) -> None:
     assert made.reader.answer.weight.grad.abs().sum() > 0
 
 
+def test_where_tokens_are_hidden_in_training_a_whole_bank_is_read_in_part() -> None:
+    made = model(steps=64, hide=0.25, floor=1e-6).train()
+    images, keys = torch.randn(40, 3, 32, 32), torch.arange(40)
+    output = made(images, output=True, key=keys)
+    assert output.tape.length.double().mean() / 64 == pytest.approx(0.75, abs=0.03)
+    assert torch.equal(output.tape.length, output.tape.mask.sum(1))
+    output.logits.square().sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in made.parameters())
+    assert (made.eval()(images, output=True).tape.length == 64).all()
+
+
 @pytest.mark.parametrize("bank", ["input", "learn"])
 def test_trimming_hidden_tape_leaves_logits_unchanged(bank: str) -> None:
     made, images = model(bank), torch.randn(6, 3, 32, 32)

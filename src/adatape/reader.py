@@ -52,7 +52,8 @@ class TapeReader(nn.Module):
     def __init__(self, width: int, reading: Reading, bank_size: int) -> None:
         super().__init__()
         _check_reading(reading, width)
-        _check_bank(reading, bank_size, self.tokens_needed(reading))
+        hide = 0.0 if self.gates else reading.hide  # gated, a tape is simply shorter where tokens are hidden
+        _check_bank(reading, bank_size, self.tokens_needed(reading), hide)
         self.reading = reading
         self.norm = nn.LayerNorm(width, eps=1e-6) if reading.norm else nn.Identity()
         if reading.norm:
@@ -205,10 +206,10 @@ def _check_reading(reading: Reading, width: int) -> None:
         raise ValueError(f"hide is {reading.hide} and noise {reading.noise}; they must be in [0, 1) and at least 0")
 
 
-def _check_bank(reading: Reading, size: int, need: int) -> None:
+def _check_bank(reading: Reading, size: int, need: int, hide: float) -> None:
     # Six standard deviations of the Bernoulli count: about one sample in a billion would have too few left.
-    hidden = size * reading.hide + 6 * math.sqrt(size * reading.hide * (1 - reading.hide))
+    hidden = size * hide + 6 * math.sqrt(size * hide * (1 - hide))
     if size - hidden < need:
-        hides = f", up to {math.ceil(hidden)} of them hidden in training" if reading.hide else ""
+        hides = f", up to {math.ceil(hidden)} of them hidden in training" if hide else ""
         product = "steps × merge" if need == reading.steps * reading.merged else "steps"
         raise ValueError(f"bank has {size} tokens{hides}; {product} needs {need}")
