@@ -23,8 +23,6 @@ KINDS: list[dict[str, Any]] = [
     {"threshold": 1.5},
     {"threshold": 1.5, "still": 1},
     {"threshold": 1.5, "still": 1, "echo": True},
-    {"threshold": 1.5, "still": 1, "once": True},
-    {"reader": "selective", "merge": 1, "still": 1, "once": True},
     {"reader": "selective", "merge": 1, "echo": True},
     {"threshold": 6.0},
     {"reader": "selective", "merge": 1},
@@ -153,40 +151,9 @@ def test_it_leaves_after_it_joins_and_no_later_than_the_end(leave: int) -> None:
         model(layer=1, leave=leave)
 
 
-def test_keys_and_values_that_are_made_once_are_the_first_blocks() -> None:
-    made, x = model(layer=1, still=2, once=True), images()
-    each = model(layer=1, still=2)
-    each.load_state_dict(made.state_dict())
-    assert not torch.allclose(made(x), each(x), atol=1e-4)
-    width = made.embed_dim
-    for part in (made, each):  # blocks that are alike make the same of it, so once is as good as twice
-        first, last = part.vit.blocks[2:]
-        last.norm1.load_state_dict(first.norm1.state_dict())
-        last.attn.qkv.weight.data[width:] = first.attn.qkv.weight.data[width:]
-        last.attn.qkv.bias.data[width:] = first.attn.qkv.bias.data[width:]
-    torch.testing.assert_close(made(x), each(x))
-
-
-def test_one_look_is_the_same_once_or_not() -> None:
-    made, x = model(layer=1, still=3, once=True), images()
-    each = model(layer=1, still=3)
-    each.load_state_dict(made.state_dict())
-    assert torch.equal(made(x), each(x))
-    assert total(cost(made, 6)).macs == total(cost(each, 6)).macs
-
-
-def test_once_needs_blocks_that_only_look_and_nothing_in_their_way() -> None:
-    with pytest.raises(ValueError, match="once is True; no block only looks at the tape"):
-        model(once=True)
-    made = model(layer=1, still=2, once=True)
-    made.vit.blocks[3].register_forward_hook(lambda *_: None)
-    with pytest.raises(ValueError, match="once is True; blocks that look have an adapter, a hook or sharded weights"):
-        made(images())
-
-
-@pytest.mark.parametrize("options", [{"once": True}, {"echo": True}, {"once": True, "echo": True}], ids=str)
-def test_new_ways_to_look_compile_in_full_and_answer_alone_as_in_a_batch(options: dict[str, Any]) -> None:
-    made, x = model(layer=1, still=2, reader="selective", merge=1, **options), images()
+def test_an_echo_compiles_in_full_and_is_alone_as_in_a_batch() -> None:
+    made, x = model(layer=1, still=2, reader="selective", merge=1, echo=True), images()
+    nn.init.ones_(made.echo_head.weight)
     compiled = torch.compile(made, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), made(x))
     torch.testing.assert_close(made(x[:1]), made(x)[:1], rtol=1e-4, atol=1e-5)

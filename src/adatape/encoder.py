@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -91,43 +91,25 @@ def listens(block: nn.Module) -> bool:
     return block.attn.gate is None and not hooked and not hasattr(block, "unshard")
 
 
-class Offer(NamedTuple):
-    """What a tape is to those who only look at it."""
-
-    keys: Tensor  # (b, heads, t, e), normalised where the block does that
-    values: Tensor  # (b, heads, t, e)
-
-
-def offer(block: Any, tape: Float[Tensor, "b t d"]) -> Offer:
-    """A tape's keys and values by a block's weights."""
-    attn = block.attn
-    width, bias = attn.attn_dim, attn.qkv.bias
-    rows = F.linear(block.norm1(tape), attn.qkv.weight[width:], None if bias is None else bias[width:])
-    keys, values = _heads(rows, 2, attn)
-    return Offer(attn.k_norm(keys), values)
-
-
 def listen(
     block: Any,
     inputs: Float[Tensor, "b n d"],
-    tape: Float[Tensor, "b t d"] | Offer,
+    tape: Float[Tensor, "b t d"],
     attn_mask: Tensor | Ragged | None = None,
 ) -> Float[Tensor, "b n d"]:
-    """A block for the inputs alone, to which the tape offers keys and values and no more: a sixth of a row's cost.
-
-    Another block may have made them, and then they cost nothing here.
-    """
-    if isinstance(tape, Tensor) and not listens(block):
+    """A block for the inputs alone, to which the tape offers keys and values and no more: a sixth of a row's cost."""
+    if not listens(block):
         return block(torch.cat([inputs, tape], 1), attn_mask=attn_mask)[:, : inputs.shape[1]]
-    offered = offer(block, tape) if isinstance(tape, Tensor) else tape
-    x = inputs + block.drop_path1(block.ls1(_attend(block.attn, block.norm1(inputs), offered, attn_mask)))
+    x = inputs + block.drop_path1(block.ls1(_attend(block.attn, block.norm1(inputs), block.norm1(tape), attn_mask)))
     return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
 
 
-def _attend(attn: Attention, inputs: Tensor, tape: Offer, attn_mask: Any) -> Tensor:
+def _attend(attn: Attention, inputs: Tensor, tape: Tensor, attn_mask: Any) -> Tensor:
     """timm's attention of the inputs to all rows, from the same weights."""
+    width, bias = attn.attn_dim, attn.qkv.bias
     q, k, v = _heads(attn.qkv(inputs), 3, attn)
-    keys, values = torch.cat([attn.k_norm(k), tape.keys], 2), torch.cat([v, tape.values], 2)
+    tape_k, tape_v = _heads(F.linear(tape, attn.qkv.weight[width:], None if bias is None else bias[width:]), 2, attn)
+    keys, values = attn.k_norm(torch.cat([k, tape_k], 2)), torch.cat([v, tape_v], 2)
     dropout = attn.attn_drop.p if attn.training else 0.0
     attended = F.scaled_dot_product_attention(attn.q_norm(q), keys, values, attn_mask=attn_mask, dropout_p=dropout)
     return attn.proj_drop(attn.proj(attn.norm(attended.transpose(1, 2).flatten(2))))

@@ -85,7 +85,7 @@ def _adatape(model: AdaTape, tape: int) -> list[Part]:
     blocks = 0
     for layer, block in enumerate(vit.blocks):
         if model.still <= layer < model.leave and listens(block):
-            blocks += listen_macs(block, inputs, tape, offered=model.once and layer > model.still)
+            blocks += listen_macs(block, inputs, tape)
         else:
             blocks += block_macs(block, inputs, tape if model.layer <= layer < model.leave else 0)
         if isinstance(block, TapeBlock):
@@ -157,10 +157,9 @@ def block_macs(block: Block, inputs: int, tape: int) -> int:
     return rows * _per_token(block.attn) + attention + _fed_macs(block, inputs, tape)
 
 
-def listen_macs(block: Block, inputs: int, tape: int, offered: bool = False) -> int:
-    """The inputs' share of a block, and of the tape keys and values, unless another block has made them."""
-    made = 0 if offered else block.attn.qkv.in_features
-    return block_macs(block, inputs, 0) + 2 * tape * block.attn.attn_dim * (made + inputs)
+def listen_macs(block: Block, inputs: int, tape: int) -> int:
+    """The inputs' share of a block, and of the tape keys and values."""
+    return block_macs(block, inputs, 0) + 2 * tape * block.attn.attn_dim * (block.attn.qkv.in_features + inputs)
 
 
 def _fed_macs(block: Block, inputs: int, tape: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from adatape.ablation import ActReader, make_reader
 from adatape.banks import Bank, InputBank, NoBank
 from adatape.config import ReaderName, Reading, TapeFFN
-from adatape.encoder import Offer, TapeBlock, TapeGate, listen, listens, offer, tape_mlp
+from adatape.encoder import TapeBlock, TapeGate, listen, tape_mlp
 from adatape.graph import exporting, fixed
 from adatape.layout import (
     TapeRows,
@@ -49,7 +49,6 @@ class AdaTape(Adaptive):
     With `leave` it is gone again before that block: the inputs have taken what they need, and go on alone for little.
     From block index `still` on its rows do not change any more, and inputs only look at them, for a sixth of the cost;
     a tape that is not pooled is always still in the last block that it takes part in, where nothing else would be seen.
-    With `once` the first block that only looks makes the tape's keys and values for all that follow, which look freely.
     With `echo` features have, beside what is pooled, the normalised mean of such a tape's rows, each by its weight, and
     a second head sees it.
 
@@ -77,7 +76,6 @@ class AdaTape(Adaptive):
         tape_ffn: TapeFFN = "append",
         query: QueryName | None = None,
         gate: bool = False,
-        once: bool = False,
         echo: bool = False,
         doubts: bool = False,
         haste: float = 1.0,
@@ -115,18 +113,14 @@ class AdaTape(Adaptive):
         for block in vit.blocks[self.still :]:
             if isinstance(block, TapeBlock):
                 block.tape_mlp = nn.Identity()  # no tape comes by to be fed
-        if once and not self.still < leave:
-            raise ValueError("once is True; no block only looks at the tape, so give still, leave or a gating reader")
-        self.once = once
         self.listen: Callable[..., Tensor] = listen
-        self.offer: Callable[..., Offer] = offer
         self.guess = _guessing(vit) if doubts and vit.num_classes > 0 else None
         self.packed, self.buckets, self.built_with_haste = False, 0, haste
         self.set_haste()
 
     def compile_blocks(self, **options: Any) -> None:
         super().compile_blocks(**options)
-        self.listen, self.offer = torch.compile(listen, **options), torch.compile(offer, **options)
+        self.listen = torch.compile(listen, **options)
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Turns the cost up or down, at any time: steps=0 is the plain ViT, bit for bit; no argument resets."""
@@ -220,20 +214,10 @@ class AdaTape(Adaptive):
     def _look_on(self, joined: Tensor, inputs: int, masks: list[Any], visit: Visit) -> Tensor:
         """Inputs through the blocks in which the tape is still."""
         tokens, tape = joined[:, :inputs], joined[:, inputs:]
-        seen = self._offered(tape) if self.once else tape
         for layer, mask in enumerate(masks, self.still):
-            tokens = self.run_block(partial(self.listen, self.vit.blocks[layer]), tokens, tape=seen, attn_mask=mask)
+            tokens = self.run_block(partial(self.listen, self.vit.blocks[layer]), tokens, tape=tape, attn_mask=mask)
             visit(layer, tokens)
         return tokens
-
-    def _offered(self, tape: Tensor) -> Offer:
-        blocks = self.vit.blocks[self.still : self.leave]
-        if not all(listens(block) for block in blocks):
-            raise ValueError(
-                "once is True; blocks that look have an adapter, a hook or sharded weights, which it would go around: "
-                "take them off, or build the model with once=False"
-            )
-        return self.offer(blocks[0], tape)
 
     def _alone(self, tokens: Tensor, layers: Iterable[int], visit: Visit) -> Tensor:
         """Inputs through blocks in which they have no company."""
