@@ -163,8 +163,10 @@ class AdaTape(Adaptive):
         below = min(self.layer, depth) if self.reader.steps > 0 else depth
         tokens = self._alone(tokens, range(below), visit)
         if below == depth:
-            silence = [torch.zeros_like(tokens[:, :1])] if self.echo else []
-            return Walk(torch.cat([tokens, *silence], 1), tokens.new_zeros(tokens.shape[0], dtype=torch.float32))
+            ponder = tokens.new_zeros(tokens.shape[0], dtype=torch.float32)
+            if self.echo:
+                tokens = torch.cat([tokens, torch.zeros_like(tokens[:, :1])], 1)
+            return Walk(tokens, ponder)
         guess = None if self.guess is None else self.guess(self._query(tokens).detach())
         tape = self.reader(self._query(tokens), self.bank.open(x), key)
         if guess is not None and not self.training:
