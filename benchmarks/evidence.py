@@ -80,13 +80,14 @@ def placed(depth: int, layer: int, still: int) -> str:
 # all of it for one block, for what A-ViT costs; the whole by a model that has also seen shorter ones, for smaller
 # budgets; and as far as a model doubts after three blocks.
 EVERY_GATE, CUT = "model.options.floor=0.000001", "sample_budgets=true model.options.least=16 model.options.uncut=0.5"
+STILL = f"{FINER} {WHOLE_BANK} {EVERY_GATE}"
 DOUBTS = "model.options.doubts=true model.options.haste=2 model.options.uncut=0.5"
 COARSE = {
     **{f"plain-4-depth-{depth}": f"vit patch=4 {MEAN} model.options.depth={depth}" for depth in (2, 3, 4, 6)},
     "adatape-paper": f"{FINER} model.options.depth=6",
-    "adatape-still": f"{FINER} {WHOLE_BANK} {placed(6, 0, 2)} {EVERY_GATE}",
-    "adatape-light": f"{FINER} {WHOLE_BANK} steps=60 {placed(4, 0, 1)} {EVERY_GATE}",
-    "adatape-elastic": f"{FINER} {WHOLE_BANK} {placed(7, 1, 3)} {EVERY_GATE} {CUT}",
+    "adatape-still": f"{STILL} {placed(6, 0, 2)}",
+    "adatape-light": f"{STILL} steps=60 {placed(4, 0, 1)}",
+    "adatape-elastic": f"{STILL} {placed(7, 1, 3)} {CUT}",
     "adatape-doubting": f"{FINER} {WHOLE_BANK} {placed(9, 3, 5)} {DOUBTS}",
 }
 # The paper's systems at one patch and about one cost.
@@ -126,15 +127,14 @@ ABLATIONS = {
     "adatape-learn-no-hiding": f"{LEARN} model.options.hide=0",
 }
 # And in the still tape: when it is still, what it reads and of what, a feed-forward of its own, an echo.
-STILL = f"{FINER} {WHOLE_BANK} {EVERY_GATE}"
 OURS = {
-    "adatape-still": f"{STILL} {placed(6, 0, 2)}",
+    "adatape-still": COARSE["adatape-still"],
     **{f"adatape-still-from-{still}": f"{STILL} {placed(6, 0, still)}" for still in (1, 3)},
     "adatape-still-joins-at-1": f"{STILL} {placed(6, 1, 3)}",
-    "adatape-still-half": f"{STILL} steps=32 {placed(6, 0, 2)}",
-    "adatape-still-bank-patch-2": f"{STILL} bank_patch=2 {placed(6, 0, 2)}",
-    "adatape-still-ffn-append": f"{STILL} model.options.tape_ffn=append {placed(6, 0, 2)}",
-    "adatape-still-echo": f"{STILL} model.options.echo=true {placed(6, 0, 2)}",
+    "adatape-still-half": f"{COARSE['adatape-still']} steps=32",
+    "adatape-still-bank-patch-2": f"{COARSE['adatape-still']} bank_patch=2",
+    "adatape-still-ffn-append": f"{COARSE['adatape-still']} model.options.tape_ffn=append",
+    "adatape-still-echo": f"{COARSE['adatape-still']} model.options.echo=true",
 }
 
 

@@ -53,6 +53,7 @@ def best(every: Sequence[Cell]) -> Cell:
 
 def margins(every: Sequence[Cell]) -> Iterator[Margin]:
     """Each of ours against the best plain ViT that costs no more."""
+    every = comparable(every)
     for ours in (cell for cell in every if cell.name.startswith(OURS)):
         plain = [cell for cell in every if cell.recipe == ours.recipe and cell.name.startswith(PLAIN)]
         if rivals := affordable(plain, ours):
@@ -81,6 +82,7 @@ def best_of(plain: Sequence[Cell]) -> list[tuple[float, float]]:
 
 def against_adaptive(every: Sequence[Cell]) -> Iterator[Margin]:
     """For each other adaptive system the best of ours that costs no more, smaller budgets included."""
+    every = comparable(every)
     for rival in (cell for cell in every if cell.name in ADAPTIVE):
         whole = [cell for cell in every if cell.recipe == rival.recipe and cell.name.startswith(OURS)]
         if mine := affordable(comparable([each for cell in whole for each in (cell, *_cheaper(cell))]), rival):
@@ -107,7 +109,7 @@ def margin_table(every: Sequence[Cell]) -> str:
             str(each.lead),
             "" if each.beyond is None else f"{each.beyond:+.2f}",
         ]
-        for each in margins(comparable(with_budgets(every)))
+        for each in margins(with_budgets(every))
     ]
     return table(head, rows) if rows else ""
 
@@ -123,7 +125,7 @@ def adaptive_table(every: Sequence[Cell]) -> str:
             f"{each.ours.mean('gflops_mean'):.4f}",
             str(each.lead),
         ]
-        for each in against_adaptive(comparable(every))
+        for each in against_adaptive(every)
     ]
     return table(head, rows) if rows else ""
 
