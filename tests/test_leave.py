@@ -152,7 +152,7 @@ def test_a_still_tape_is_seen_as_it_was_read() -> None:
 def test_a_tape_that_wakes_was_still_and_is_heard_at_the_end() -> None:
     with pytest.raises(ValueError, match="wake is 1; the tape is still from block 1 and seen until 3, so between"):
         model(layer=0, still=1, wake=1, echo=True)
-    with pytest.raises(ValueError, match=r"wake is 3; nothing would be seen .* so give echo=True"):
+    with pytest.raises(ValueError, match="wake is 3; nothing would be seen .* so give echo=True"):
         model(layer=0, still=1, wake=3)
 
 
