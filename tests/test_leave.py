@@ -24,9 +24,6 @@ KINDS: list[dict[str, Any]] = [
     {"threshold": 1.5, "still": 1},
     {"threshold": 1.5, "still": 1, "echo": True},
     {"reader": "selective", "merge": 1, "echo": True},
-    {"threshold": 1.5, "layer": 0, "still": 0, "wake": 2, "echo": True},
-    {"threshold": 1.5, "layer": 0, "still": 1, "wake": 2, "echo": True, "tape_ffn": "append+blocks"},
-    {"reader": "selective", "merge": 1, "layer": 0, "still": 1, "wake": 2, "echo": True},
     {"threshold": 6.0},
     {"reader": "selective", "merge": 1},
     {"threshold": 1.5, "tape_ffn": "append+blocks"},
@@ -59,7 +56,6 @@ def test_blocks_beyond_see_the_inputs_alone() -> None:
     assert rows_fed(model(layer=0, leave=3, still=1), images()) == [22, 16, 16, 16]
     assert rows_fed(model(layer=0, leave=1), images()) == [16, 16, 16, 16]
     assert rows_fed(model(), images()) == [16, 22, 22, 22]
-    assert rows_fed(model(layer=0, still=1, wake=3, echo=True), images()) == [22, 16, 16, 22]
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch14_reg4_dinov2", "vit_base_patch16_rpn_224"])
@@ -100,7 +96,7 @@ def test_what_was_read_has_been_heard() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_packed_and_in_buckets_as_padded(kind: dict[str, Any]) -> None:
-    made, x = model(**{"layer": 1, "leave": 3, **kind}), images()
+    made, x = model(layer=1, leave=3, **kind), images()
     with torch.no_grad():
         padded = made(x)
         made.set_packed()
@@ -112,19 +108,19 @@ def test_packed_and_in_buckets_as_padded(kind: dict[str, Any]) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_cost_is_what_pytorch_counts(kind: dict[str, Any]) -> None:
     kind = {**kind, "threshold": 6.0} if "reader" not in kind else {**kind, "floor": 1e-6}
-    made, x = model(**{"layer": 1, "leave": 3, **kind}), images(1)
+    made, x = model(layer=1, leave=3, **kind), images(1)
     # Before 2.15 torch counts the CPU's fused attention as nothing.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
         length = int(made(x, output=True).tape.length)
     assert length == 6
     counted, ours = counter.get_total_flops() // 2, total(cost(made, 6)).macs
     assert counted == ours
-    assert ours < total(cost(model(**{"layer": 1, **kind}), 6)).macs
+    assert ours < total(cost(model(layer=1, **kind), 6)).macs
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_parameter_learns(kind: dict[str, Any]) -> None:
-    made = model(**{"layer": 1, "leave": 3, **kind}).train()
+    made = model(layer=1, leave=3, **kind).train()
     made(images(), key=torch.arange(6)).square().sum().backward()
     assert not [name for name, p in made.named_parameters() if p.grad is None]
 
@@ -147,27 +143,6 @@ def test_a_wrapped_vit_starts_as_itself_and_compiles_in_full() -> None:
 def test_a_still_tape_is_seen_as_it_was_read() -> None:
     with pytest.raises(ValueError, match="still is 3; the tape is seen in blocks 1 to 2, so one of these"):
         model(layer=1, leave=3, still=3)
-
-
-def test_a_tape_that_wakes_was_still_and_is_heard_at_the_end() -> None:
-    with pytest.raises(ValueError, match="wake is 1; the tape is still from block 1 and seen until 3, so between"):
-        model(layer=0, still=1, wake=1, echo=True)
-    with pytest.raises(ValueError, match="wake is 3; nothing would be seen .* so give echo=True"):
-        model(layer=0, still=1, wake=3)
-
-
-def test_a_tape_that_wakes_has_heard_what_the_inputs_found() -> None:
-    """The block in which only the inputs move changes what the tape says in the end."""
-    asleep, awake = (model(layer=0, still=1, wake=wake, echo=True) for wake in (None, 3))
-    awake.load_state_dict(asleep.state_dict())
-    x, echoes = images(), []
-    for made in (asleep, awake):
-        for scale in (1.0, 2.0):
-            with torch.no_grad():
-                made.vit.blocks[2].mlp.fc2.weight.mul_(scale)
-                echoes.append(made(x, output=True).features[:, 192:])
-    assert torch.equal(echoes[0], echoes[1])
-    assert not torch.allclose(echoes[2], echoes[3], atol=1e-4)
 
 
 @pytest.mark.parametrize("leave", [0, 1, 5])

@@ -84,7 +84,7 @@ def _adatape(model: AdaTape, tape: int) -> list[Part]:
     inputs, own_ffns = input_tokens(vit), [model.append_mlp]
     blocks = 0
     for layer, block in enumerate(vit.blocks):
-        if model.still <= layer < model.wake and listens(block):
+        if model.still <= layer < model.leave and listens(block):
             blocks += listen_macs(block, inputs, tape)
         else:
             blocks += block_macs(block, inputs, tape if model.layer <= layer < model.leave else 0)

@@ -50,8 +50,7 @@ class AdaTape(Adaptive):
     From block index `still` on its rows do not change any more, and inputs only look at them, for a sixth of the cost;
     a tape that is not pooled is always still in the last block that it takes part in, where nothing else would be seen.
     With `echo` features have, beside what is pooled, the normalised mean of such a tape's rows, each by its weight, and
-    a second head sees it. Then it may `wake` before that block index: inputs think alone between, for little, and tell
-    the tape what they found.
+    a second head sees it.
 
     `tape_ffn` says where tape tokens take a feed-forward of their own: once when appended (the paper's ImageNet
     models), in each block that follows, in both (its JFT models), or nowhere. `query` is the mean of the tokens or
@@ -74,7 +73,6 @@ class AdaTape(Adaptive):
         layer: int = 1,
         leave: int | None = None,
         still: int | None = None,
-        wake: int | None = None,
         tape_ffn: TapeFFN = "append",
         query: QueryName | None = None,
         gate: bool = False,
@@ -112,8 +110,7 @@ class AdaTape(Adaptive):
         # blocks, which then have to compute all of them.
         whole = self.pooled or self._scales_after_norm()
         self.still = leave if whole else leave - 1 if still is None else still
-        self.wake = _waking(wake, self.still, leave, echo)
-        for block in [*vit.blocks[self.still : self.wake], *vit.blocks[leave:]]:
+        for block in vit.blocks[self.still :]:
             if isinstance(block, TapeBlock):
                 block.tape_mlp = nn.Identity()  # no tape comes by to be fed
         self.listen: Callable[..., Tensor] = listen
@@ -177,17 +174,13 @@ class AdaTape(Adaptive):
             tape = hide_beyond(tape, in_doubt(guess, self.reader.steps, self.haste, least))
         joined, visible = append(tokens, self.append_mlp(tape.tokens), tape.mask)
         masks = self._masks(joined.dtype, visible, tape)
-        joined = self._carry(joined, range(self.layer, self.still), masks, tape, visible, visit)
+        joined = self._carry(joined, masks[: self.still - self.layer], tape, visible, visit)
         if self.pooled:
             return Walk(joined, tape.ponder, None if self._hides_nothing() else visible, tape, guess=guess)
-        tokens, rows = joined.tensor_split([tokens.shape[1]], 1)
-        tokens = self._look_on(tokens, rows, range(self.still, self.wake), masks, visit)
-        if self.wake < self.leave:
-            woken = self._carry(torch.cat([tokens, rows], 1), range(self.wake, self.leave), masks, tape, visible, visit)
-            tokens, rows = woken.tensor_split([tokens.shape[1]], 1)
+        tokens = self._look_on(joined, tokens.shape[1], masks[self.still - self.layer :], visit)
         tokens = self._alone(tokens, range(self.leave, depth), visit)
         if self.echo:
-            tokens = torch.cat([tokens, weighted_mean(rows, tape.weight)], 1)
+            tokens = torch.cat([tokens, weighted_mean(joined[:, tokens.shape[1] :], tape.weight)], 1)
         return Walk(tokens, tape.ponder, None, tape, guess=guess)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -220,11 +213,11 @@ class AdaTape(Adaptive):
     def head_hidden_size(self) -> int:
         return super().head_hidden_size * (2 if self.echo else 1)
 
-    def _look_on(self, tokens: Tensor, tape: Tensor, layers: range, masks: dict[int, Any], visit: Visit) -> Tensor:
+    def _look_on(self, joined: Tensor, inputs: int, masks: list[Any], visit: Visit) -> Tensor:
         """Inputs through the blocks in which the tape is still."""
-        for layer in layers:
-            block = partial(self.listen, self.vit.blocks[layer])
-            tokens = self.run_block(block, tokens, tape=tape, attn_mask=masks[layer])
+        tokens, tape = joined[:, :inputs], joined[:, inputs:]
+        for layer, mask in enumerate(masks, self.still):
+            tokens = self.run_block(partial(self.listen, self.vit.blocks[layer]), tokens, tape=tape, attn_mask=mask)
             visit(layer, tokens)
         return tokens
 
@@ -235,55 +228,49 @@ class AdaTape(Adaptive):
             visit(layer, tokens)
         return tokens
 
-    def _carry(
-        self, tokens: Tensor, layers: range, masks: dict[int, Any], tape: Tape, visible: Tensor, visit: Visit
-    ) -> Tensor:
+    def _carry(self, tokens: Tensor, masks: list[Any], tape: Tape, visible: Tensor, visit: Visit) -> Tensor:
         """Inputs and tape through the blocks they share; what becomes of hidden rows depends on their layout."""
         length, scale = tape.mask.shape[1], self._scale(tape, tokens.shape[1])
         padded = self._biased() or self.training or self._hides_nothing() or fixed() or not self.packed
-        if padded or not layers:
-            return self._padded(tokens, layers, masks, length, scale, visit)
+        if padded or not masks:
+            return self._padded(tokens, masks, length, scale, visit)
         if self.buckets and visit is no_visit:
-            return self._bucketed(tokens, layers, visible, length, scale)
-        return self._packed(tokens, layers, visible, length, scale, visit)
+            return self._bucketed(tokens, visible, length, scale)
+        return self._packed(tokens, visible, length, scale, visit)
 
     def _biased(self) -> bool:
         """Whether gates say how far attention looks at the tape."""
         return self.gate is not None or self.reader.gates
 
-    def _masks(self, dtype: torch.dtype, visible: Tensor, tape: Tape) -> dict[int, Any]:
+    def _masks(self, dtype: torch.dtype, visible: Tensor, tape: Tape) -> list[Any]:
         """One for each block in which the tape is seen: of the heads' gates, of the tokens' gates, or of both."""
-        layers = range(self.layer, self.leave)
+        count = self.leave - self.layer
         if not self._biased():
-            return dict.fromkeys(layers, None if self._hides_nothing() else hide_tail(visible))
-        biases = [visible.new_zeros((), dtype=dtype)] * len(layers)
+            return [None if self._hides_nothing() else hide_tail(visible)] * count
+        biases = [visible.new_zeros((), dtype=dtype)] * count
         if self.gate is not None:
             biases = [key_bias(visible, gate, tape.mask.shape[1]) for gate in self.gate().to(dtype)]
         if self.reader.gates:
             own = token_bias(visible, tape.weight.squeeze(-1)).to(dtype)
             biases = [bias + own for bias in biases]
-        return dict(zip(layers, biases, strict=True))
+        return biases
 
-    def _padded(
-        self, tokens: Tensor, layers: range, masks: dict[int, Any], tape: int, scale: Tensor | None, visit: Visit
-    ) -> Tensor:
+    def _padded(self, tokens: Tensor, masks: list[Any], tape: int, scale: Tensor | None, visit: Visit) -> Tensor:
         inputs = tokens.shape[1] - tape
-        return self._climb(tokens, layers, masks, tape, scale, lambda layer, x: visit(layer, x[:, :inputs]))
+        return self._climb(tokens, masks, tape, scale, lambda layer, x: visit(layer, x[:, :inputs]))
 
-    def _bucketed(self, tokens: Tensor, layers: range, visible: Tensor, tape: int, scale: Tensor | None) -> Tensor:
+    def _bucketed(self, tokens: Tensor, visible: Tensor, tape: int, scale: Tensor | None) -> Tensor:
         inputs, out = tokens.shape[1] - tape, torch.zeros_like(tokens)
         for rows, shortest, longest in buckets(visible.sum(1), self.buckets):
             seen = (rows, slice(longest))
-            masks = dict.fromkeys(layers, None if shortest == longest else hide_tail(visible[seen]))
+            mask = None if shortest == longest else hide_tail(visible[seen])
             own = None if scale is None else scale[seen]
-            out[seen] = self._climb(tokens[seen], layers, masks, longest - inputs, own, no_visit).to(out.dtype)
+            out[seen] = self._climb(tokens[seen], [mask] * self._shared, longest - inputs, own, no_visit).to(out.dtype)
         return out
 
-    def _packed(
-        self, tokens: Tensor, layers: range, visible: Tensor, tape: int, scale: Tensor | None, visit: Visit
-    ) -> Tensor:
+    def _packed(self, tokens: Tensor, visible: Tensor, tape: int, scale: Tensor | None, visit: Visit) -> Tensor:
         shape, inputs, held = (visible.shape[0], visible.shape[1]), tokens.shape[1] - tape, packing(visible)
-        masks = dict.fromkeys(layers, None if held.even else Packed(held))
+        mask = None if held.even else Packed(held)
         parted = visit is not no_visit or any(isinstance(block, TapeBlock) for block in self.vit.blocks)
         rows = tape_rows(held, shape, inputs) if parted else None
 
@@ -292,25 +279,22 @@ class AdaTape(Adaptive):
                 visit(layer, x.flatten(0, 1).index_select(0, rows.inputs).unflatten(0, (shape[0], inputs)))
 
         own = None if scale is None else pack(scale, held)
-        return unpack(self._climb(pack(tokens, held), layers, masks, rows, own, look), held, shape)
+        return unpack(self._climb(pack(tokens, held), [mask] * self._shared, rows, own, look), held, shape)
 
     def _climb(
-        self,
-        x: Tensor,
-        layers: range,
-        masks: dict[int, Any],
-        tape: int | TapeRows | None,
-        scale: Tensor | None,
-        visit: Visit,
+        self, x: Tensor, masks: Iterable[Any], tape: int | TapeRows | None, scale: Tensor | None, visit: Visit
     ) -> Tensor:
-        """Blocks that inputs and tape share, each with its attention mask."""
-        for layer in layers:
+        """The blocks from `layer` until the tape is still, each with its attention mask."""
+        for layer, mask in enumerate(masks, self.layer):
             block = self.vit.blocks[layer]
-            arguments: dict[str, Any] = {"tape": tape} if isinstance(block, TapeBlock) else {}
-            arguments |= {} if scale is None else {"scale": scale}
-            x = self.run_block(block, x, attn_mask=masks[layer], **arguments)
+            arguments = {"tape": tape} if isinstance(block, TapeBlock) else {}
+            x = self.run_block(block, x, attn_mask=mask, **arguments, **({} if scale is None else {"scale": scale}))
             visit(layer, x)
         return x
+
+    @property
+    def _shared(self) -> int:
+        return self.still - self.layer
 
     def _hides_nothing(self) -> bool:
         """Whether every tape is as long as any, whatever was read; a graph to be exported cuts tapes by itself."""
@@ -361,16 +345,6 @@ def _hidden_width(vit: VisionTransformer) -> int:
 def _heads(vit: VisionTransformer) -> int:
     """Heads of the ViT's attention, wherever its kind of block keeps them."""
     return next(module.num_heads for module in vit.blocks.modules() if hasattr(module, "num_heads"))
-
-
-def _waking(wake: int | None, still: int, leave: int, echo: bool) -> int:
-    if wake is None:
-        return leave
-    if not still < wake < leave:
-        raise ValueError(f"wake is {wake}; the tape is still from block {still} and seen until {leave - 1}, so between")
-    if not echo:
-        raise ValueError(f"wake is {wake}; nothing would be seen of a tape that wakes up, so give echo=True")
-    return wake
 
 
 def _check_placement(

@@ -31,7 +31,7 @@ def wrap(
 ) -> AdaTape:
     """AdaTape around a ViT that exists already, and computes what the ViT does until it is trained.
 
-    `options` are AdaTape's own (layer, leave, still, wake, tape_ffn, query, reader, echo, doubts, haste) and fields of
+    `options` are AdaTape's own (layer, leave, still, tape_ffn, query, reader, echo, doubts, haste) and fields of
     `Reading`. The bank starts from the ViT's patch embedding. `gate=False` lets every head look at the tape at once.
     The ViT keeps its blocks: tape_ffn with "blocks" needs one that was built with `block_fn=TapeBlocksFrom(layer)`.
     """
@@ -87,7 +87,6 @@ def build(
     layer: int = 1,
     leave: int | None = None,
     still: int | None = None,
-    wake: int | None = None,
     query: QueryName | None = None,
     gate: bool = False,
     echo: bool = False,
@@ -106,15 +105,7 @@ def build(
     vit = VisionTransformer(**{**pooling, **blocks, **options})
     source = NoBank() if reader == "fixed" else make_bank(bank, vit, bank_patch, bank_size)
     own: dict[str, Any] = {"reader": reader, "tape_ffn": tape_ffn, "query": query, "gate": gate}
-    own |= {
-        "layer": layer,
-        "leave": leave,
-        "still": still,
-        "wake": wake,
-        "echo": echo,
-        "doubts": doubts,
-        "haste": haste,
-    }
+    own |= {"layer": layer, "leave": leave, "still": still, "echo": echo, "doubts": doubts, "haste": haste}
     return AdaTape(vit, source, reading, **own)
 
 
