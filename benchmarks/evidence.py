@@ -2,6 +2,7 @@
 
     python benchmarks/evidence.py results/evidence --only coarse --cifar10 data/cifar10 --cifar100 data/cifar100
     python benchmarks/evidence.py results/ablations --only ablations length      shorter runs, so a folder of their own
+    python benchmarks/evidence.py results/long --only long                       longer ones, with images varied more
     python benchmarks/evidence.py results/held_out --only coarse --set validate_on=0.1 --short   to choose by
     python benchmarks/evidence.py results/evidence --only coarse --list          which runs, with their commands
     python benchmarks/evidence_tables.py results/evidence                        what has been found, as tables
@@ -65,6 +66,8 @@ def _flag(name: str, value: object) -> str:
 
 # One way to train for all, chosen on plain ViTs (docs/log.md): few epochs, so only crops, flips and Mixup.
 SHORT = "epochs=24 batch=256 optimizer.warmup=500 data.augment.randaug=0 data.augment.magnitude=5 data.augment.cutmix=0"
+# And a longer one with images varied more, which of those tried leaves plain ViTs with the best features for few shots.
+LONG = "epochs=64 batch=256 optimizer.warmup=1000 data.augment.randaug=2 data.augment.magnitude=5 data.augment.cutmix=1"
 # A norm on patches with Xavier weights is worth three points to a plain ViT, so every system has both.
 NORMED = "model.options.weight_init=moco model.options.pre_norm=true"
 MEAN = "model.options.class_token=false model.options.global_pool=avg model.options.fc_norm=false"
@@ -89,6 +92,13 @@ COARSE = {
     "adatape-light": f"{STILL} steps=60 {placed(4, 0, 1)}",
     "adatape-elastic": f"{STILL} {placed(7, 1, 3)} {CUT}",
     "adatape-doubting": f"{FINER} {WHOLE_BANK} {placed(9, 3, 5)} {DOUBTS}",
+}
+# Still tapes of two and of three blocks whose mean is among the features, and the plain ViTs beside them.
+ECHO = "model.options.echo=true"
+FEATURES = {
+    **{name: COARSE[name] for name in ("plain-4-depth-4", "plain-4-depth-6")},
+    "adatape-still": f"{COARSE['adatape-still']} {ECHO}",
+    "adatape-still-3-of-5": f"{STILL} {placed(5, 0, 3)} {ECHO}",
 }
 # The paper's systems at one patch and about one cost.
 SYSTEMS = {
@@ -126,19 +136,18 @@ ABLATIONS = {
     "adatape-learn-no-noise": f"{LEARN} model.options.noise=0",
     "adatape-learn-no-hiding": f"{LEARN} model.options.hide=0",
 }
-# And in the still tape: when it is still, what it reads and of what, a feed-forward of its own, an echo.
+# And in the still tape: when it is still, what it reads and of what, a feed-forward of its own.
 OURS = {
-    "adatape-still": COARSE["adatape-still"],
+    **{name: COARSE[name] for name in ("plain-4-depth-3", "plain-4-depth-4", "plain-4-depth-6", "adatape-still")},
     **{f"adatape-still-from-{still}": f"{STILL} {placed(6, 0, still)}" for still in (1, 3)},
     "adatape-still-joins-at-1": f"{STILL} {placed(6, 1, 3)}",
     "adatape-still-half": f"{COARSE['adatape-still']} steps=32",
     "adatape-still-bank-patch-2": f"{COARSE['adatape-still']} bank_patch=2",
     "adatape-still-ffn-append": f"{COARSE['adatape-still']} model.options.tape_ffn=append",
-    "adatape-still-echo": f"{COARSE['adatape-still']} model.options.echo=true",
 }
 
 
-# Ablations are many, so each is small: a third of the epochs, and those of the paper's tape have four blocks.
+# Ablations of the paper's tape are many, so each is small: a third of the epochs, four blocks.
 SHALLOW, SHORTER = "model.options.depth=4", SHORT.replace("epochs=24", "epochs=8").replace("warmup=500", "warmup=300")
 
 
@@ -160,7 +169,9 @@ PLANS = {
     "coarse": trained_alike(COARSE),
     "systems": trained_alike(SYSTEMS),
     "length": trained_alike(LENGTH, SHALLOW, SHORTER),
-    "ablations": trained_alike(ABLATIONS, SHALLOW, SHORTER) | trained_alike(OURS, SHORTER),
+    "ablations": trained_alike(ABLATIONS, SHALLOW, SHORTER),
+    "still": trained_alike(OURS),
+    "long": trained_alike(FEATURES, LONG),
 }
 
 

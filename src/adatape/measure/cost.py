@@ -98,7 +98,7 @@ def _adatape(model: AdaTape, tape: int) -> list[Part]:
         *([] if model.guess is None else [_guess(model.guess, reader.steps)]),
         Part("blocks", _count(vit.blocks, vit.norm, *gate) - own + _count(model.append_mlp), blocks),
         Part("tape feed-forwards", own, tape * sum(_per_token(ffn) for ffn in own_ffns)),
-        _head(vit, *([] if model.echo_head is None else [model.echo_head])),
+        _head(vit),
     ]
 
 
@@ -141,8 +141,8 @@ def _embedding(vit: VisionTransformer) -> Part:
     return Part("patch embedding", parameters, token_macs(vit.patch_embed))
 
 
-def _head(vit: VisionTransformer, *more: nn.Module) -> Part:
-    return Part("head", _count(vit.head, vit.fc_norm, *more), sum(map(_per_token, (vit.head, *more))))
+def _head(vit: VisionTransformer) -> Part:
+    return Part("head", _count(vit.head, vit.fc_norm), _per_token(vit.head))
 
 
 def block_macs(block: Block, inputs: int, tape: int) -> int:

@@ -49,8 +49,8 @@ class AdaTape(Adaptive):
     With `leave` it is gone again before that block: the inputs have taken what they need, and go on alone for little.
     From block index `still` on its rows do not change any more, and inputs only look at them, for a sixth of the cost;
     a tape that is not pooled is always still in the last block that it takes part in, where nothing else would be seen.
-    With `echo` features have, beside what is pooled, the normalised mean of such a tape's rows, each by its weight, and
-    a second head sees it.
+    With `echo` features have, beside what is pooled, the normalised mean of such a tape's rows, each by its weight: for
+    who learns from features. The model's own head does not see it, so it is trained the same with and without.
 
     `tape_ffn` says where tape tokens take a feed-forward of their own: once when appended (the paper's ImageNet
     models), in each block that follows, in both (its JFT models), or nowhere. `query` is the mean of the tokens or
@@ -103,9 +103,7 @@ class AdaTape(Adaptive):
             raise ValueError(
                 "echo is True; the tape goes to the end with the inputs, so give still, leave or a gating reader"
             )
-        if echo and gate:
-            raise ValueError("echo is True with a gate, behind which a model starts as its ViT; leave one of them out")
-        self.echo, self.echo_head = echo, _silent_head(vit) if echo else None
+        self.echo = echo
         # In the last block that it takes part in a tape has only to be seen. An ablation's weights scale rows inside
         # blocks, which then have to compute all of them.
         whole = self.pooled or self._scales_after_norm()
@@ -139,8 +137,6 @@ class AdaTape(Adaptive):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         super().reset_classifier(num_classes, global_pool)
-        if self.echo:
-            self.echo_head = _silent_head(self.vit)
         if self.guess is not None and num_classes > 0:  # features alone are read for as they were before
             self.guess = _guessing(self.vit).to(next(self.guess.parameters()))
 
@@ -188,14 +184,13 @@ class AdaTape(Adaptive):
         if not (self.echo and self.vit.global_pool):
             return super().forward_head(x, pre_logits)
         pooled = super().forward_head(x[:, :-1], pre_logits=True)
-        features = torch.cat([pooled, self.vit.head_drop(x[:, -1])], 1)
+        features = torch.cat([pooled, x[:, -1]], 1)
         return features if pre_logits else self.classify(features)
 
     def classify(self, features: Tensor) -> Tensor:
-        if self.echo_head is None or not self.vit.global_pool:
+        if not (self.echo and self.vit.global_pool and self.num_classes):
             return super().classify(features)
-        pooled, echo = features.chunk(2, 1)
-        return super().classify(pooled) + self.echo_head(echo)
+        return super().classify(features.chunk(2, 1)[0])
 
     def _looked_at(self, walk: Walk) -> Walk:
         if not (self.echo and self.vit.global_pool == "token"):
@@ -325,15 +320,6 @@ def _guessing(vit: VisionTransformer) -> nn.Sequential:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return nn.Sequential(nn.LayerNorm(vit.embed_dim, eps=1e-6), head)
-
-
-def _silent_head(vit: VisionTransformer) -> nn.Linear | None:
-    """For an echo, of which it makes nothing yet; none where there are no classes."""
-    if vit.num_classes == 0:
-        return None
-    head = nn.Linear(vit.embed_dim, vit.num_classes, bias=False).to(next(vit.parameters()))
-    nn.init.zeros_(head.weight)
-    return head
 
 
 def _hidden_width(vit: VisionTransformer) -> int:
