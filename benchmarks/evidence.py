@@ -85,8 +85,9 @@ def placed(depth: int, layer: int, still: int) -> str:
 EVERY_GATE, CUT = "model.options.floor=0.000001", "sample_budgets=true model.options.least=16 model.options.uncut=0.5"
 STILL = f"{FINER} {WHOLE_BANK} {EVERY_GATE}"
 DOUBTS = "model.options.doubts=true model.options.haste=2 model.options.uncut=0.5"
+PLAINS = {f"plain-4-depth-{depth}": f"vit patch=4 {MEAN} model.options.depth={depth}" for depth in (2, 3, 4, 6)}
 COARSE = {
-    **{f"plain-4-depth-{depth}": f"vit patch=4 {MEAN} model.options.depth={depth}" for depth in (2, 3, 4, 6)},
+    **PLAINS,
     "adatape-paper": f"{FINER} model.options.depth=6",
     "adatape-still": f"{STILL} {placed(6, 0, 2)}",
     "adatape-light": f"{STILL} steps=60 {placed(4, 0, 1)}",
@@ -96,7 +97,7 @@ COARSE = {
 # Still tapes of two and of three blocks whose mean is among the features, and the plain ViTs beside them.
 ECHO = "model.options.echo=true"
 FEATURES = {
-    **{name: COARSE[name] for name in ("plain-4-depth-4", "plain-4-depth-6")},
+    **{f"plain-4-depth-{depth}": PLAINS[f"plain-4-depth-{depth}"] for depth in (4, 6)},
     "adatape-still": f"{COARSE['adatape-still']} {ECHO}",
     "adatape-still-3-of-5": f"{STILL} {placed(5, 0, 3)} {ECHO}",
 }
@@ -138,7 +139,8 @@ ABLATIONS = {
 }
 # And in the still tape: when it is still, what it reads and of what, a feed-forward of its own.
 OURS = {
-    **{name: COARSE[name] for name in ("plain-4-depth-3", "plain-4-depth-4", "plain-4-depth-6", "adatape-still")},
+    **PLAINS,
+    "adatape-still": COARSE["adatape-still"],
     **{f"adatape-still-from-{still}": f"{STILL} {placed(6, 0, still)}" for still in (1, 3)},
     "adatape-still-joins-at-1": f"{STILL} {placed(6, 1, 3)}",
     "adatape-still-half": f"{COARSE['adatape-still']} steps=32",

@@ -40,7 +40,7 @@ class Margin(NamedTuple):
     ours: Cell
     rival: Cell
     lead: Lead
-    beyond: float | None = None  # points above the straight line between the plain ViTs of just less and just more cost
+    beyond: Lead | None = None  # over the straight line between the plain ViTs of just less and just more cost
 
 
 def affordable(every: Sequence[Cell], at: Cell) -> list[Cell]:
@@ -61,23 +61,44 @@ def margins(every: Sequence[Cell]) -> Iterator[Margin]:
             yield Margin(ours, rival, lead(ours, rival), beyond_line(ours, plain))
 
 
-def beyond_line(ours: Cell, plain: Sequence[Cell]) -> float | None:
-    """None where no plain ViT costs more: a line that ends is not drawn on."""
-    points = best_of(plain)
-    x, y = ours.mean("gflops_mean"), ours.mean("accuracy")
-    for (x0, y0), (x1, y1) in itertools.pairwise(points):
-        if x0 <= x <= x1:
-            return 100 * (y - y0 - (y1 - y0) * (x - x0) / (x1 - x0))
+def beyond_line(ours: Cell, plain: Sequence[Cell]) -> Lead | None:
+    """The line is flat where a dearer plain ViT is no better; None where none costs more, since a line ends there."""
+    points, cost = best_of(plain), ours.mean("gflops_mean")
+    for cheap, dear in itertools.pairwise(points):
+        x0, x1 = cheap.mean("gflops_mean"), dear.mean("gflops_mean")
+        if x0 <= cost <= x1:
+            return _over_mix(ours, cheap, dear, (cost - x0) / (x1 - x0))
+    if points and points[-1].mean("gflops_mean") <= cost <= max(cell.mean("gflops_mean") for cell in plain):
+        return lead(ours, points[-1])
     return None
 
 
-def best_of(plain: Sequence[Cell]) -> list[tuple[float, float]]:
-    """Cost and accuracy of those that no other beats for as little."""
-    found: list[tuple[float, float]] = []
-    for x, y in sorted((cell.mean("gflops_mean"), -cell.mean("accuracy")) for cell in plain):
-        if not found or -y > found[-1][1]:
-            found.append((x, -y))
+def _over_mix(ours: Cell, cheap: Cell, dear: Cell, share: float) -> Lead:
+    between = (1 - share) * cheap.mean("accuracy") + share * dear.mean("accuracy")
+    error = math.hypot(ours.error("accuracy"), (1 - share) * cheap.error("accuracy"), share * dear.error("accuracy"))
+    return Lead(100 * (ours.mean("accuracy") - between), 100 * error)
+
+
+def best_of(plain: Sequence[Cell]) -> list[Cell]:
+    """Those that no other beats for as little, cheapest first."""
+    found: list[Cell] = []
+    for cell in sorted(plain, key=lambda cell: (cell.mean("gflops_mean"), -cell.mean("accuracy"))):
+        if not found or cell.mean("accuracy") > found[-1].mean("accuracy"):
+            found.append(cell)
     return found
+
+
+def by_seed(ours: Cell, rival: Cell) -> list[float]:
+    """Points of each seed that both have: they share the order of images and how these are varied."""
+    theirs = _scores(rival)
+    return [100 * (score - theirs[seed]) for seed, score in _scores(ours).items() if seed in theirs]
+
+
+def _scores(cell: Cell) -> dict[str, float]:
+    """By seed; nothing where not every run has a result of this kind."""
+    if len(cell.folders) != len(cell.results):
+        return {}
+    return {folder.name: float(result["accuracy"]) for folder, result in zip(cell.folders, cell.results, strict=True)}
 
 
 def against_adaptive(every: Sequence[Cell]) -> Iterator[Margin]:
@@ -97,7 +118,7 @@ def _cheaper(cell: Cell) -> list[Cell]:
 
 def margin_table(every: Sequence[Cell]) -> str:
     head = ["set", "system", "seeds", "GFLOPs", "best plain ViT that costs no more", "its cost ÷ ours"]
-    head += ["ahead by, points", "above the line between plain ViTs"]
+    head += ["ahead by, points", "seed by seed", "above the line between plain ViTs"]
     rows = [
         [
             each.ours.recipe,
@@ -107,7 +128,8 @@ def margin_table(every: Sequence[Cell]) -> str:
             each.rival.name,
             f"{each.rival.mean('gflops_mean') / each.ours.mean('gflops_mean'):.2f}",
             str(each.lead),
-            "" if each.beyond is None else f"{each.beyond:+.2f}",
+            ", ".join(f"{points:+.2f}" for points in by_seed(each.ours, each.rival)),
+            "" if each.beyond is None else str(each.beyond),
         ]
         for each in margins(with_budgets(every))
     ]
@@ -137,7 +159,7 @@ def learnt(cell: Cell, column: Column) -> Cell:
     """What it scores there, by pre-training seed."""
     on, shots = column
     means = [row["mean"] for each in cell.told("fewshot.json") for row in each[on] if row["shots"] == shots]
-    return cell._replace(results=[{"accuracy": mean} for mean in means])
+    return cell._replace(results=[{"accuracy": mean, "gflops_mean": cell.mean("gflops_mean")} for mean in means])
 
 
 def columns_of(every: Sequence[Cell]) -> list[Column]:
@@ -151,7 +173,7 @@ def headed(column: Column) -> str:
 
 
 def few_shot_margins(every: Sequence[Cell]) -> str:
-    """Ours against the plain ViT that is best in the same column and costs no more."""
+    """Ours against the plain ViT that is best in the same column and costs no more, and against the line between."""
     parts = []
     for of_set in by_set(every):
         tried = [cell for cell in of_set if cell.told("fewshot.json")]
@@ -162,5 +184,8 @@ def few_shot_margins(every: Sequence[Cell]) -> str:
             if rivals := affordable(plain, ours):
                 leads = [lead(learnt(ours, each), best([learnt(cell, each) for cell in rivals])) for each in columns]
                 rows.append([ours.recipe, ours.name, *map(str, leads)])
+                lines = [beyond_line(learnt(ours, each), [learnt(cell, each) for cell in plain]) for each in columns]
+                if any(lines):
+                    rows.append(["", "above the line", *("" if line is None else str(line) for line in lines)])
         parts += [table(["pre-trained on", "system", *map(headed, columns)], rows)] if rows else []
     return "\n\n".join(parts)

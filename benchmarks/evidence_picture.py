@@ -38,8 +38,8 @@ def _panel(axes: Any, every: Sequence[Cell]) -> list[tuple[str, float, float]]:
         points.append((cell.name, x, y))
         cheaper = [each for each in with_budgets([cell]) if "haste" not in each.name]
         axes.plot(*zip(*sorted(map(_point, cheaper)), strict=True), color=_colour(cell), lw=1, ls=":", marker=".")
-    plain = best_of([cell for cell in every if cell.name.startswith(PLAIN)])
-    axes.plot([x for x, _ in plain], [100 * y for _, y in plain], color=FAINT, linewidth=1)
+    best = best_of([cell for cell in every if cell.name.startswith(PLAIN)])
+    axes.plot(*zip(*map(_point, best), strict=True), color=FAINT, linewidth=1)
     axes.set_xlabel("GFLOPs per image, measured mean")
     axes.set_ylabel("accuracy (%)")
     axes.set_title(every[0].recipe)

@@ -70,8 +70,28 @@ def test_between_two_plain_vits_the_line_is_the_rival_too(tmp_path: Path) -> Non
     put(tmp_path, "plain-poor", [0.30], 1.4)  # beaten by a cheaper one: no point of the line
     put(tmp_path, "plain-twin", [0.20], 1.0)
     found = {margin.ours.name: margin.beyond for margin in compared.margins(runs_of.cells(tmp_path))}
-    assert found["adatape-x"] == pytest.approx(1)
+    assert found["adatape-x"].points == pytest.approx(1)
     assert found["adatape-y"] is None
+
+
+def test_the_line_has_an_error_and_is_flat_where_dearer_is_no_better(tmp_path: Path) -> None:
+    put(tmp_path, "plain-a", [0.48, 0.52], 1.0)
+    put(tmp_path, "plain-b", [0.57, 0.63], 2.0)
+    put(tmp_path, "plain-dear", [0.55, 0.55], 4.0)
+    put(tmp_path, "adatape-x", [0.56, 0.58], 1.25)
+    put(tmp_path, "adatape-y", [0.65, 0.65], 3.0)
+    found = {margin.ours.name: margin.beyond for margin in compared.margins(runs_of.cells(tmp_path))}
+    assert found["adatape-x"].points == pytest.approx(4.5)
+    assert found["adatape-x"].error == pytest.approx((1 + (0.75 * 2) ** 2 + (0.25 * 3) ** 2) ** 0.5)
+    assert found["adatape-y"] == pytest.approx((5, 3))
+
+
+def test_leads_are_shown_for_each_seed_that_both_have(tmp_path: Path) -> None:
+    put(tmp_path, "plain-a", [0.50, 0.60, 0.70], 1.0)
+    put(tmp_path, "adatape-x", [0.52, 0.61], 1.0)
+    (margin,) = compared.margins(runs_of.cells(tmp_path))
+    assert compared.by_seed(margin.ours, margin.rival) == pytest.approx([2, 1])
+    assert "| +2.00, +1.00 |" in compared.margin_table(runs_of.cells(tmp_path))
 
 
 def test_a_smaller_budget_of_one_model_has_rivals_of_its_own(tmp_path: Path) -> None:
@@ -136,7 +156,9 @@ def test_from_few_images_the_rival_is_the_best_of_that_column(tmp_path: Path) ->
             path.write_text(json.dumps({"pets": rows}))
     text = compared.few_shot_margins(runs_of.cells(tmp_path))
     assert "pets, 1 shot | pets, 5 shots" in text
-    assert "| cifar100 | adatape | **+5.00 ± 0.71** | -15.00 ± 0.71 ▼ |" in text
+    assert (
+        "| cifar100 | adatape | **+5.00 ± 0.71** | -15.00 ± 0.71 ▼ |\n|  | above the line | **+5.00 ± 0.71** |" in text
+    )
     assert tables.few_shots(runs_of.cells(tmp_path)).count("35.50 ± 0.71") == 2
 
 
