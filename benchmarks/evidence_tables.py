@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from evidence_cells import Cell, at_budgets, by_set, cells, percent, table
-from evidence_margins import adaptive_table, columns_of, few_shot_margins, headed, learnt, margin_table
+from evidence_margins import Column, adaptive_table, columns_of, few_shot_margins, headed, learnt, margin_table
 from evidence_picture import draw
 from torch import Tensor
 
@@ -66,6 +66,21 @@ def few_shots(every: Sequence[Cell]) -> str:
             rows.append([cell.recipe, cell.name, str(len(scores[0])), *map(percent, scores)])
         parts += [table(["pre-trained on", "system", "seeds", *map(headed, columns)], rows)] if rows else []
     return "\n\n".join(parts)
+
+
+def second_means(every: Sequence[Cell]) -> str:
+    """Few shots by what is beside the pooled mean (`fewshot_rows.py`): one of rows of an earlier block, an echo."""
+    rows, head = [], []
+    for cell in every:
+        told = cell.told("rows.json")
+        for kind in next(iter(told[0].values())) if told else []:
+            scores: dict[Column, list[float]] = {}
+            for on, by_kind in ((on, by_kind) for each in told for on, by_kind in each.items()):
+                for row in by_kind[kind]:
+                    scores.setdefault((on, row["shots"]), []).append(row["mean"])
+            head = ["pre-trained on", "system", "features", *map(headed, scores)]
+            rows.append([cell.recipe, cell.name, kind, *map(percent, scores.values())])
+    return table(head, rows) if rows else ""
 
 
 def lengths_and_losses(every: Sequence[Cell], plain: str) -> Iterator[tuple[Cell, list[Correlation]]]:
@@ -153,6 +168,7 @@ def sections(every: Sequence[Cell], plain: str) -> dict[str, str]:
         "Against other adaptive systems": adaptive_table(every),
         "Few shots": few_shots(every),
         "Few shots, at equal cost": few_shot_margins(every),
+        "Few shots, by what is beside the pooled mean": second_means(every),
         "Does length follow difficulty?": difficulty_table(every, plain),
         "Why lengths are what they are": saturations(every),
         "One model, smaller budgets": budgets(every),

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
@@ -325,3 +327,31 @@ def test_a_larger_scale_of_the_norm_makes_tapes_shorter(tmp_path: Path) -> None:
     found = [scaled.at_scale(folder, factor, "cpu")["length_mean"] for factor in (0.1, 1.0, 10.0)]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[2]
+
+
+def test_a_second_mean_is_told_for_each_kind_of_features(tmp_path: Path) -> None:
+    put(tmp_path, "plain-a", [0.5, 0.5], 1.0)
+    put(tmp_path, "adatape", [0.5, 0.5], 1.0)
+    assert tables.second_means(runs_of.cells(tmp_path)) == ""
+    for seed, score in ((0, 0.2), (1, 0.3)):
+        for name, kind in (("plain-a", "and rows after 3 blocks"), ("adatape", "and the tape's mean")):
+            found = {"pooled alone": [{"shots": 5, "mean": 0.1}], kind: [{"shots": 5, "mean": score}]}
+            (tmp_path / "cifar100" / name / f"seed-{seed}" / "rows.json").write_text(json.dumps({"pets": found}))
+    text = tables.second_means(runs_of.cells(tmp_path))
+    assert "| cifar100 | plain-a | and rows after 3 blocks | 25.00 ± 7.07 |" in text
+    assert "| cifar100 | adatape | pooled alone | 10.00 ± 0.00 |" in text
+
+
+def test_a_plain_vit_has_rows_of_earlier_blocks_and_a_tape_its_echo() -> None:
+    rows_of = module("fewshot_rows")
+    torch.manual_seed(0)
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "num_heads": 3, "depth": 3, "num_classes": 4}
+    x = torch.randn(2, 3, 32, 32)
+    plain = timm.create_model("plainvit_tiny_patch16_224", **small).eval()
+    found = dict(rows_of.kinds_of_features(plain, x, [2, 3]))
+    assert list(found) == ["pooled alone", "and rows after 2 blocks"]  # the last block's rows are what is pooled
+    assert found["and rows after 2 blocks"].shape == (2, 96)
+    reading = {"bank_patch": 4, "merge": 2, "query_width": 16, "still": 2, "echo": True}
+    tape = timm.create_model("adatape_tiny_patch16_224", **small, **reading).eval()
+    found = dict(rows_of.kinds_of_features(tape, x, [2]))
+    assert torch.equal(found["pooled alone"], found["and the tape's mean"][:, :48])
