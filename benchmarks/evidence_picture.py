@@ -13,7 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from adatape.show.pictures.style import FAINT, INK, ORANGE, PURPLE, picture, tidy
 
-PLACES = [(7, 4), (7, -11), (-7, 4), (-7, -11), (7, 16), (-7, 16), (7, -23), (-7, -23), (7, 28), (-7, 28), (7, -35)]
+BESIDE = [(7, 4), (7, -11), (-7, 4), (-7, -11)]
+FARTHER = [(side * right, up) for right in (14, 40) for up in (18, -24, 32, -38, 46, -52) for side in (1, -1)]
 
 
 def draw(path: Path, every: Sequence[Cell]) -> None:
@@ -57,17 +58,25 @@ def _colour(cell: Cell) -> str:
 
 
 def _name(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Each name beside its point, at the first place where it covers no other name and no point."""
+    """Each name beside its point, at the first place where it covers no other name and no point; a line leads far."""
     dots = [axes.transData.transform((x, y)) for _, x, y in points]
     taken: list[Any] = []
     for name, x, y in points:
-        for n, (right, up) in enumerate(PLACES):
+        for right, up in BESIDE + FARTHER:
             side = "left" if right > 0 else "right"
             text = axes.annotate(name, (x, y), (right, up), textcoords="offset points", ha=side, color=INK, fontsize=8)
             text.set_in_layout(False)
             box = text.get_window_extent()
             free = not any(box.overlaps(other) for other in taken) and not any(box.contains(*dot) for dot in dots)
-            if free or n == len(PLACES) - 1:
+            if free or (right, up) == FARTHER[-1]:
                 taken.append(box)
+                if (right, up) in FARTHER:
+                    _lead(axes, (x, y), (box.x0 if right > 0 else box.x1, (box.y0 + box.y1) / 2))
                 break
             text.remove()
+
+
+def _lead(axes: Any, point: tuple[float, float], name: tuple[float, float]) -> None:
+    """A thin line from a point, in data, to where its name begins, on the page."""
+    (x0, y0), (x1, y1) = point, axes.transData.inverted().transform(name)
+    axes.plot([x0, x1], [y0, y1], color=INK, linewidth=0.5, alpha=0.6, zorder=1, scalex=False, scaley=False)
