@@ -37,7 +37,7 @@ from adatape.train.sweep import experiment_of, worded
 
 KEPT = ("config.json", "env.json", "metrics.jsonl", "result.json")
 SEEDS = (0, 1, 2)
-SELECTIVE = "model.options.reader=selective"
+SELECTIVE, DEPTH = "model.options.reader=selective", "model.options.depth"
 
 
 class Run(NamedTuple):
@@ -66,7 +66,7 @@ def _flag(name: str, value: object) -> str:
 
 # One way to train for all, chosen on plain ViTs (docs/log.md): few epochs, so only crops, flips and Mixup.
 SHORT = "epochs=24 batch=256 optimizer.warmup=500 data.augment.randaug=0 data.augment.magnitude=5 data.augment.cutmix=0"
-# And a longer one with images varied more, which of those tried leaves plain ViTs with the best features for few shots.
+# And a longer one with images varied more: of the ways tried, what leaves plain ViTs the best features for few shots.
 LONG = "epochs=64 batch=256 optimizer.warmup=1000 data.augment.randaug=2 data.augment.magnitude=5 data.augment.cutmix=1"
 # A norm on patches with Xavier weights is worth three points to a plain ViT, so every system has both.
 NORMED = "model.options.weight_init=moco model.options.pre_norm=true"
@@ -76,7 +76,7 @@ WHOLE_BANK = f"steps=64 {SELECTIVE} model.options.tape_ffn=none ponder_weight=0"
 
 
 def placed(depth: int, layer: int, still: int) -> str:
-    return f"model.options.depth={depth} model.options.layer={layer} model.options.still={still}"
+    return f"{DEPTH}={depth} model.options.layer={layer} model.options.still={still}"
 
 
 # Plain ViTs of four depths, and tapes beside them: as published; the whole bank, two blocks long and then still; nearly
@@ -85,10 +85,10 @@ def placed(depth: int, layer: int, still: int) -> str:
 EVERY_GATE, CUT = "model.options.floor=0.000001", "sample_budgets=true model.options.least=16 model.options.uncut=0.5"
 STILL = f"{FINER} {WHOLE_BANK} {EVERY_GATE}"
 DOUBTS = "model.options.doubts=true model.options.haste=2 model.options.uncut=0.5"
-PLAINS = {f"plain-4-depth-{depth}": f"vit patch=4 {MEAN} model.options.depth={depth}" for depth in (2, 3, 4, 6)}
+PLAINS = {f"plain-4-depth-{depth}": f"vit patch=4 {MEAN} {DEPTH}={depth}" for depth in (2, 3, 4, 6)}
 COARSE = {
     **PLAINS,
-    "adatape-paper": f"{FINER} model.options.depth=6",
+    "adatape-paper": f"{FINER} {DEPTH}=6",
     "adatape-still": f"{STILL} {placed(6, 0, 2)}",
     "adatape-light": f"{STILL} steps=60 {placed(4, 0, 1)}",
     "adatape-elastic": f"{STILL} {placed(7, 1, 3)} {CUT}",
@@ -103,11 +103,11 @@ FEATURES = {
 }
 # The paper's systems at one patch and about one cost.
 SYSTEMS = {
-    **{name: f"{name} patch=4 model.options.depth=4" for name in ("plainvit", "vit", "deit", "vit3ffn", "avit")},
+    **{name: f"{name} patch=4 {DEPTH}=4" for name in ("plainvit", "vit", "deit", "vit3ffn", "avit")},
     **{name: f"{name} patch=4 model.options.steps=5" for name in ("u2t", "ut", "ponder")},
-    "uvit": "uvit patch=4 model.options.depth=3 model.options.steps=3",
-    "adatape-input": "adatape patch=4 bank_patch=2 model.options.depth=4",
-    "adatape-learn": "adatape-learn patch=4 model.options.depth=4",
+    "uvit": f"uvit patch=4 {DEPTH}=3 model.options.steps=3",
+    "adatape-input": f"adatape patch=4 bank_patch=2 {DEPTH}=4",
+    "adatape-learn": f"adatape-learn patch=4 {DEPTH}=4",
 }
 # Why lengths collapse: what the shared norm's scale does, trained or not, and what the length loss does.
 FIXED = "model.options.norm_learns=false"
@@ -116,6 +116,11 @@ LENGTH = {
     **{f"adatape-fixed-{scale:g}": f"{FINER} model.options.norm_scale={scale:g} {FIXED}" for scale in (0.3, 1.0, 3.0)},
     **{f"adatape-lambda-{weight:g}": f"{FINER} ponder_weight={weight:g}" for weight in (0, 0.001, 0.1)},
     "adatape-fixed-lambda-0": f"{FINER} {FIXED} ponder_weight=0",
+}
+# Whether larger models vary their length more, as the paper has it: the published tape in models of three sizes.
+SIZES = {
+    f"adatape-{name}": f"{FINER} model.options.embed_dim={width} model.options.num_heads={width // 32} {DEPTH}={depth}"
+    for name, width, depth in (("narrow", 64, 2), ("middling", 96, 4), ("wide", 192, 6))
 }
 # One thing changed at a time in AdaTape as published: coarse input, a bank of 64 patches of 4 px or of trained vectors.
 # The first has no tape at all.
@@ -150,7 +155,7 @@ OURS = {
 
 
 # Ablations of the paper's tape are many, so each is small: a third of the epochs, four blocks.
-SHALLOW, SHORTER = "model.options.depth=4", SHORT.replace("epochs=24", "epochs=8").replace("warmup=500", "warmup=300")
+SHALLOW, SHORTER = f"{DEPTH}=4", SHORT.replace("epochs=24", "epochs=8").replace("warmup=500", "warmup=300")
 
 
 def trained_alike(plan: dict[str, str], *more: str) -> dict[str, str]:
@@ -171,6 +176,7 @@ PLANS = {
     "coarse": trained_alike(COARSE),
     "systems": trained_alike(SYSTEMS),
     "length": trained_alike(LENGTH, SHALLOW, SHORTER),
+    "sizes": trained_alike(SIZES, SHORTER),
     "ablations": trained_alike(ABLATIONS, SHALLOW, SHORTER),
     "still": trained_alike(OURS),
     "long": trained_alike(FEATURES, LONG),
@@ -222,10 +228,10 @@ def keep(folder: Path, target: Path, names: Sequence[str | Path]) -> None:
 
 
 def say(moment: Moment) -> None:
-    """The first of a fleet, once an epoch or so; all are as quick."""
-    print(
-        f"step {moment.step} of {moment.steps}: loss {moment.loss:.3f}, {moment.samples_per_second:,.0f}/s", flush=True
-    )
+    """The first of a fleet, ten times at most; all are as quick."""
+    if moment.step == moment.steps or moment.step % max(1, moment.steps // 10) == 0:
+        pace = f"{moment.samples_per_second:,.0f}/s"
+        print(f"step {moment.step} of {moment.steps}: loss {moment.loss:.3f}, {pace}", flush=True)
 
 
 def work(arguments: argparse.Namespace, runs: list[Run]) -> None:

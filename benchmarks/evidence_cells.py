@@ -94,9 +94,13 @@ def with_budgets(every: Sequence[Cell]) -> list[Cell]:
 
 def at_budgets(cell: Cell, least: int = 1) -> list[Cell]:
     """A cell for each budget at which all runs were scored that were scored at any, and read so many tokens or more."""
+    scored = [folder for folder in cell.folders if (folder / "budgets.json").is_file()]
     told = [{setting_of(row): row for row in rows} for rows in cell.told("budgets.json")]
     settings = [name for name in told[0] if all(name in each for each in told)] if told else []
-    found = [cell._replace(name=f"{cell.name} at {name}", results=[each[name] for each in told]) for name in settings]
+    found = [
+        cell._replace(name=f"{cell.name} at {name}", folders=scored, results=[each[name] for each in told])
+        for name in settings
+    ]
     return [each for each in found if each.mean("length_mean") >= least]
 
 

@@ -1,6 +1,6 @@
 """Looks closer at trained runs: how they read each test image, what they score on less, and from few images of others.
 
-    python benchmarks/evidence_look.py results/evidence --fewshot data/cifar10 data/pets32     all that have weights
+    python benchmarks/evidence_look.py results/evidence --fewshot data/few/c10 data/few/pets     all that have weights
     python benchmarks/evidence_look.py results/evidence --speed                                images a second, alone
 
 A run's folder then has its length and certainty for every test image (`images.npz`), its reading, what it scores at

@@ -62,7 +62,7 @@ def margins(every: Sequence[Cell]) -> Iterator[Margin]:
 
 
 def beyond_line(ours: Cell, plain: Sequence[Cell]) -> Lead | None:
-    """The line is flat where a dearer plain ViT is no better; None where none costs more, since a line ends there."""
+    """The line is flat where a dearer plain ViT is no better; None where none costs as little or none as much."""
     points, cost = best_of(plain), ours.mean("gflops_mean")
     for cheap, dear in itertools.pairwise(points):
         x0, x1 = cheap.mean("gflops_mean"), dear.mean("gflops_mean")

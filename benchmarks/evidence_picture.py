@@ -67,7 +67,8 @@ def _name(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
             text = axes.annotate(name, (x, y), (right, up), textcoords="offset points", ha=side, color=INK, fontsize=8)
             text.set_in_layout(False)
             box = text.get_window_extent()
-            free = not any(box.overlaps(other) for other in taken) and not any(box.contains(*dot) for dot in dots)
+            room = box.padded(2)
+            free = not any(room.overlaps(other) for other in taken) and not any(room.contains(*dot) for dot in dots)
             if free or (right, up) == FARTHER[-1]:
                 taken.append(box)
                 if (right, up) in FARTHER:

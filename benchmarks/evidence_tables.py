@@ -70,17 +70,26 @@ def few_shots(every: Sequence[Cell]) -> str:
 
 def second_means(every: Sequence[Cell]) -> str:
     """Few shots by what is beside the pooled mean (`fewshot_rows.py`): one of rows of an earlier block, an echo."""
-    rows, head = [], []
-    for cell in every:
-        told = cell.told("rows.json")
-        for kind in next(iter(told[0].values())) if told else []:
-            scores: dict[Column, list[float]] = {}
-            for on, by_kind in ((on, by_kind) for each in told for on, by_kind in each.items()):
-                for row in by_kind[kind]:
-                    scores.setdefault((on, row["shots"]), []).append(row["mean"])
-            head = ["pre-trained on", "system", "features", *map(headed, scores)]
-            rows.append([cell.recipe, cell.name, kind, *map(percent, scores.values())])
-    return table(head, rows) if rows else ""
+    parts = []
+    for of_set in by_set(every):
+        head, rows = [], []
+        for cell in of_set:
+            for kind, scores in _by_kind(cell).items():
+                head = ["pre-trained on", "system", "features", "seeds", *map(headed, scores)]
+                seeds = str(len(next(iter(scores.values()))))
+                rows.append([cell.recipe, cell.name, kind, seeds, *map(percent, scores.values())])
+        parts += [table(head, rows)] if rows else []
+    return "\n\n".join(parts)
+
+
+def _by_kind(cell: Cell) -> dict[str, dict[Column, list[float]]]:
+    """Of each kind of features, what every seed scores in each column."""
+    found: dict[str, dict[Column, list[float]]] = {}
+    for told in cell.told("rows.json"):
+        for on, by_kind in told.items():
+            for kind, row in ((kind, row) for kind, shots in by_kind.items() for row in shots):
+                found.setdefault(kind, {}).setdefault((on, row["shots"]), []).append(row["mean"])
+    return found
 
 
 def lengths_and_losses(every: Sequence[Cell], plain: str) -> Iterator[tuple[Cell, list[Correlation]]]:

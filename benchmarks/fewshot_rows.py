@@ -1,9 +1,9 @@
 """What few shots gain from rows of an earlier block, so that a tape's echo is compared with the like in a plain ViT.
 
-    python benchmarks/fewshot_rows.py RUN... --on data/cifar10_few data/pets32 --after 2 3
+    python benchmarks/fewshot_rows.py RUN... --on data/few/c10 data/few/pets --after 2 3
 
 Puts `rows.json` into each run's folder, which must have its weights: few-shot accuracy from what is pooled, and with
-the normalised mean of all rows after so many blocks beside it. Of a tape with an echo: without it, and with.
+the normalised mean of the patches' rows after so many blocks beside it. Of a tape with an echo: without it, and with.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from evidence_look import DRAWS, L2, SHOTS
 from torch import Tensor
 
+from adatape.config import Images
 from adatape.data.batch import Part
 from adatape.data.images import open_images
 from adatape.data.imageset import ImageSet
@@ -40,6 +41,8 @@ def kinds_of_features(model: Adaptive, x: Tensor, after: list[int]) -> Iterator[
         return
     yield "pooled alone", features
     blocks = [count for count in after if count < len(model.vit.blocks)]
+    if not blocks:
+        return
     rows = model.forward_intermediates(x, [n - 1 for n in blocks], output_fmt="NLC", intermediates_only=True)
     for count, each in zip(blocks, rows, strict=True):
         mean = each.mean(1)
@@ -80,6 +83,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for run in arguments.runs:
         experiment, model = load_run(run)
+        if not isinstance(experiment.data, Images) or experiment.data.validate_on is not None:
+            raise ValueError(f"{run} is no run on images, or held some out to choose by; few shots are scored on tests")
         model = model.to(arguments.device).eval()
         device, size = torch.device(arguments.device), experiment.data.size
         found = {Path(on).name: learnt(model, on, size, arguments.after, device) for on in arguments.on}

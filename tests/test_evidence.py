@@ -338,8 +338,8 @@ def test_a_second_mean_is_told_for_each_kind_of_features(tmp_path: Path) -> None
             found = {"pooled alone": [{"shots": 5, "mean": 0.1}], kind: [{"shots": 5, "mean": score}]}
             (tmp_path / "cifar100" / name / f"seed-{seed}" / "rows.json").write_text(json.dumps({"pets": found}))
     text = tables.second_means(runs_of.cells(tmp_path))
-    assert "| cifar100 | plain-a | and rows after 3 blocks | 25.00 ± 7.07 |" in text
-    assert "| cifar100 | adatape | pooled alone | 10.00 ± 0.00 |" in text
+    assert "| cifar100 | plain-a | and rows after 3 blocks | 2 | 25.00 ± 7.07 |" in text
+    assert "| cifar100 | adatape | pooled alone | 2 | 10.00 ± 0.00 |" in text
 
 
 def test_a_plain_vit_has_rows_of_earlier_blocks_and_a_tape_its_echo() -> None:
@@ -350,8 +350,35 @@ def test_a_plain_vit_has_rows_of_earlier_blocks_and_a_tape_its_echo() -> None:
     plain = timm.create_model("plainvit_tiny_patch16_224", **small).eval()
     found = dict(rows_of.kinds_of_features(plain, x, [2, 3]))
     assert list(found) == ["pooled alone", "and rows after 2 blocks"]  # the last block's rows are what is pooled
-    assert found["and rows after 2 blocks"].shape == (2, 96)
+    seen = []
+    plain.vit.blocks[1].register_forward_hook(lambda *given: seen.append(given[-1].mean(1)))
+    pooled = plain(x, output=True).features
+    normed = torch.nn.functional.layer_norm(seen[0], (48,))
+    torch.testing.assert_close(found["and rows after 2 blocks"], torch.cat([pooled, normed], 1))
+    assert list(dict(rows_of.kinds_of_features(plain, x, [3]))) == ["pooled alone"]
     reading = {"bank_patch": 4, "merge": 2, "query_width": 16, "still": 2, "echo": True}
     tape = timm.create_model("adatape_tiny_patch16_224", **small, **reading).eval()
     found = dict(rows_of.kinds_of_features(tape, x, [2]))
-    assert torch.equal(found["pooled alone"], found["and the tape's mean"][:, :48])
+    quiet = timm.create_model("adatape_tiny_patch16_224", **small, **reading | {"echo": False}).eval()
+    quiet.load_state_dict(tape.state_dict())
+    assert torch.equal(found["pooled alone"], quiet(x, output=True).features)
+    assert torch.equal(found["and the tape's mean"], tape(x, output=True).features)
+    assert found["and the tape's mean"].shape == (2, 96)
+
+
+def test_sets_for_few_shots_are_the_first_of_each_class_and_square(tmp_path: Path) -> None:
+    few = module("few_sets")
+    rng = np.random.default_rng(0)
+    labels = np.arange(40)[::-1] % 4
+    for split in ("train", "test"):
+        np.save(tmp_path / f"{split}_images.npy", rng.integers(0, 255, (40, 32, 32, 3), np.uint8))
+        np.save(tmp_path / f"{split}_labels.npy", labels)
+    assert few.first_of_each(labels, 2).tolist() == [3, 7, 2, 6, 1, 5, 0, 4]
+    few.make(tmp_path / "few", "c10", str(tmp_path))
+    kept = np.load(tmp_path / "few" / "c10" / "train_images.npy")
+    order = few.first_of_each(labels, few.OF_EACH_CLASS)
+    assert np.array_equal(kept, np.load(tmp_path / "train_images.npy")[order])
+    wide = np.zeros((72, 100, 3), np.uint8)
+    wide[:, 14:86] = 200
+    assert (few.squared(Image.fromarray(wide)) == 200).all()
+    assert few.squared(Image.fromarray(wide)).shape == (32, 32, 3)

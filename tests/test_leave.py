@@ -225,6 +225,16 @@ def test_the_echo_of_nothing_is_nothing() -> None:
     assert torch.equal(weighted_mean(torch.randn(2, 0, 4), torch.zeros(2, 0, 2)), torch.zeros(2, 1, 4))
 
 
+def test_a_wrapped_vit_may_have_an_echo() -> None:
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=3, num_classes=5).eval()
+    plain = vit(images())
+    made = adatape.wrap(vit, patch=4, merge=2, layer=1, echo=True).eval()
+    torch.testing.assert_close(made(images()), plain, rtol=1e-4, atol=1e-5)
+    assert made(images(), output=True).features[:, 192:].abs().sum() > 0
+    made.reset_classifier(0, "")
+    assert made.head_hidden_size == made(images()).shape[-1] == 192
+
+
 def test_an_echo_needs_a_tape_that_is_not_pooled() -> None:
     with pytest.raises(ValueError, match="echo is True; the tape goes to the end"):
         model(echo=True)

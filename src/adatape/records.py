@@ -29,7 +29,7 @@ class Output(NamedTuple):
     """What every model gives for `model(x, output=True)`."""
 
     logits: Tensor  # (b, classes)
-    features: Tensor  # (b, d), pooled, what the classifier sees
+    features: Tensor  # (b, d), pooled, what the classifier sees; with an echo (b, 2 d), of which it sees the first half
     ponder: Tensor  # (b,)
     tape: Tape | None = None
     steps: Steps | None = None

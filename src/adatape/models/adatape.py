@@ -101,7 +101,7 @@ class AdaTape(Adaptive):
         self.pooled = not (gate or self.reader.gates or leave < len(vit.blocks) or still is not None)
         if echo and self.pooled:
             raise ValueError(
-                "echo is True; the tape goes to the end with the inputs, so give still, leave or a gating reader"
+                "echo is True; the tape goes to the end with the inputs, so give still, leave, gate or a gating reader"
             )
         self.echo = echo
         # In the last block that it takes part in a tape has only to be seen. An ablation's weights scale rows inside
@@ -206,7 +206,7 @@ class AdaTape(Adaptive):
 
     @property
     def head_hidden_size(self) -> int:
-        return super().head_hidden_size * (2 if self.echo else 1)
+        return super().head_hidden_size * (2 if self.echo and self.vit.global_pool else 1)
 
     def _look_on(self, joined: Tensor, inputs: int, masks: list[Any], visit: Visit) -> Tensor:
         """Inputs through the blocks in which the tape is still."""
