@@ -117,10 +117,10 @@ LENGTH = {
     **{f"adatape-lambda-{weight:g}": f"{FINER} ponder_weight={weight:g}" for weight in (0, 0.001, 0.1)},
     "adatape-fixed-lambda-0": f"{FINER} {FIXED} ponder_weight=0",
 }
-# Whether larger models vary their length more, as the paper has it: the published tape in models of three sizes.
+# Whether larger models vary their length more, as the paper has it: smaller and larger than `adatape-scale-1` at 96 × 4.
 SIZES = {
     f"adatape-{name}": f"{FINER} model.options.embed_dim={width} model.options.num_heads={width // 32} {DEPTH}={depth}"
-    for name, width, depth in (("narrow", 64, 2), ("middling", 96, 4), ("wide", 192, 6))
+    for name, width, depth in (("narrow", 64, 2), ("wide", 192, 6))
 }
 # One thing changed at a time in AdaTape as published: coarse input, a bank of 64 patches of 4 px or of trained vectors.
 # The first has no tape at all.
