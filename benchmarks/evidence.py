@@ -117,7 +117,7 @@ LENGTH = {
     **{f"adatape-lambda-{weight:g}": f"{FINER} ponder_weight={weight:g}" for weight in (0, 0.001, 0.1)},
     "adatape-fixed-lambda-0": f"{FINER} {FIXED} ponder_weight=0",
 }
-# Whether larger models vary their length more, as the paper has it: smaller and larger than `adatape-scale-1` at 96 × 4.
+# Whether larger models vary their length more, as the paper has it; `adatape-scale-1`, 96 × 4, is between these two.
 SIZES = {
     f"adatape-{name}": f"{FINER} model.options.embed_dim={width} model.options.num_heads={width // 32} {DEPTH}={depth}"
     for name, width, depth in (("narrow", 64, 2), ("wide", 192, 6))
