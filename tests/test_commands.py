@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -268,3 +271,13 @@ def test_few_shot_refuses_what_it_cannot_read(digits_run: Path, capsys: pytest.C
             cli.main(["fewshot", str(digits_run), "--on", on, "--shots", shots, "--device", "cpu"])
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["recipes"], ["sweep", "--help"]], ids=" ".join)
+def test_whoever_reads_may_stop_reading(arguments: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    run = subprocess.run([sys.executable, "-m", "adatape", *arguments], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert run.returncode == 1
+    assert run.stderr == ""

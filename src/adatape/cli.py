@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json as json_module
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -365,6 +366,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             args=given,
             config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.CascadeSubcommandArgs),
         )
+    except BrokenPipeError as error:  # whoever reads has seen enough, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from error
     except (ValueError, OSError) as error:
         print(f"adatape: {error}", file=sys.stderr)
         raise SystemExit(2) from error
