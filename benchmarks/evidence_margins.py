@@ -95,9 +95,7 @@ def by_seed(ours: Cell, rival: Cell) -> list[float]:
 
 
 def _scores(cell: Cell) -> dict[str, float]:
-    """By seed; nothing where not every run has a result of this kind."""
-    if len(cell.folders) != len(cell.results):
-        return {}
+    """By seed."""
     return {folder.name: float(result["accuracy"]) for folder, result in zip(cell.folders, cell.results, strict=True)}
 
 

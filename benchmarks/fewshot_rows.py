@@ -35,22 +35,22 @@ AT_ONCE = 500
 
 def kinds_of_features(model: Adaptive, x: Tensor, after: list[int]) -> Iterator[tuple[str, Tensor]]:
     """Named by what is beside the pooled mean."""
-    features = model(x, output=True).features
     if isinstance(model, AdaTape) and model.echo:
+        features = model(x, output=True).features
         yield from (("pooled alone", features.chunk(2, 1)[0]), ("and the tape's mean", features))
         return
+    last = len(model.vit.blocks)
+    blocks = [count for count in after if count < last]
+    tokens, rows = model.forward_intermediates(x, [count - 1 for count in (*blocks, last)], output_fmt="NLC")
+    features = model.forward_head(tokens, pre_logits=True)
     yield "pooled alone", features
-    blocks = [count for count in after if count < len(model.vit.blocks)]
-    if not blocks:
-        return
-    rows = model.forward_intermediates(x, [n - 1 for n in blocks], output_fmt="NLC", intermediates_only=True)
-    for count, each in zip(blocks, rows, strict=True):
+    for count, each in zip(blocks, rows[:-1], strict=True):
         mean = each.mean(1)
         yield f"and rows after {count} blocks", torch.cat([features, F.layer_norm(mean, mean.shape[-1:])], 1)
 
 
 @torch.no_grad()
-def features_of(
+def by_kind(
     model: Adaptive, images: ImageSet, size: int, after: list[int], device: torch.device
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Of all images, by kind, and the labels."""
@@ -66,7 +66,7 @@ def features_of(
 def learnt(model: Adaptive, on: str, size: int, after: list[int], device: torch.device) -> dict[str, list[Any]]:
     """Accuracy for each number of shots, of each kind of features."""
     sets = [open_images(data_named(on, size), split) for split in ("train", "test")]
-    (train, train_labels), (test, test_labels) = (features_of(model, each, size, after, device) for each in sets)
+    (train, train_labels), (test, test_labels) = (by_kind(model, each, size, after, device) for each in sets)
     found = {}
     for kind in train:
         rows = few_shot(train[kind], train_labels, test[kind], test_labels, SHOTS, L2, DRAWS, classes=sets[0].classes)
