@@ -1,0 +1,124 @@
+"""A thin look at every place of a large image, and windows at full resolution for the few places that are read."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Scan(nn.Module):
+    """Scores for cells of 16 pixels: unshuffled by `fold` (so 16 = 4 × fold), then three or four thin convolutions.
+
+    A cell sees 64 pixels around it (of what it is given). Batch norms, since a LayerNorm over 16 channels of millions
+    of places takes longer than the convolutions.
+    """
+
+    def __init__(self, channels: int, fold: int = 4, widths: tuple[int, int, int] = (16, 32, 48)) -> None:
+        super().__init__()
+        a, b, c = widths
+        self.fold = fold
+        folded = channels * fold * fold
+        self.layers = nn.Sequential(
+            nn.Conv2d(folded, a, 2, bias=False),
+            nn.BatchNorm2d(a),
+            nn.GELU(),
+            nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(b),
+            nn.GELU(),
+            nn.Conv2d(b, c, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(c),
+            nn.GELU(),
+            nn.Conv2d(c, c, 3, padding=1, bias=False),
+            nn.BatchNorm2d(c),
+            nn.GELU(),
+        )
+        self.score = nn.Conv2d(c, 1, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(b, ch, H, W) -> scores (b, h, w), fp32"""
+        x = F.pixel_unshuffle(images, self.fold).contiguous(memory_format=torch.channels_last)
+        x = self.layers(F.pad(x, (0, 1, 0, 1)))  # a cell's 2 × 2 begins at its own corner
+        return self.score(x)[:, 0].float()
+
+    def stride(self) -> int:
+        return 4 * self.fold
+
+    def centre(self, cells: Tensor) -> Tensor:
+        """Pixel at the middle of what cell (row or column) `cells` sees: its first 2 × 2 spans 2 × fold pixels."""
+        return cells * self.stride() + self.fold
+
+    def macs(self, height: int, width: int) -> int:
+        h, w, total = height // self.fold, width // self.fold, 0
+        for layer in self.layers:
+            if isinstance(layer, nn.Conv2d):
+                s, (k, _) = layer.stride[0], layer.kernel_size
+                h, w = -(-h // s), -(-w // s)
+                total += h * w * k * k * layer.in_channels * layer.out_channels
+        return total + h * w * self.score.in_channels
+
+
+def choose(scores: Tensor, k: int, spread: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """The k highest cells of (b, h, w), neighbours of a higher one left out: rows, columns and scores, each (b, k)."""
+    b, _, w = scores.shape
+    around = F.max_pool2d(scores[:, None], 2 * spread + 1, stride=1, padding=spread)[:, 0]
+    peaks = scores.masked_fill(scores < around, float("-inf"))
+    top, at = peaks.view(b, -1).topk(k)
+    return at // w, at % w, top
+
+
+def cut(images: Tensor, centres: Tensor, size: int) -> Tensor:
+    """Windows (b, k, size, size, …) of (b, H, W, …) around centres (b, k, 2); zero outside the image."""
+    b, height, width = images.shape[:3]
+    inside = torch.arange(size, device=images.device) - size // 2
+    rows, columns = centres[..., 0, None] + inside, centres[..., 1, None] + inside  # (b, k, size)
+    batch = torch.arange(b, device=images.device)[:, None, None, None]
+    found = images[batch, rows.clamp(0, height - 1)[..., :, None], columns.clamp(0, width - 1)[..., None, :]]
+    within = ((rows >= 0) & (rows < height))[..., :, None] & ((columns >= 0) & (columns < width))[..., None, :]
+    return found * within.view(*within.shape, *[1] * (found.dim() - within.dim()))
+
+
+class Convolutions(nn.Module):
+    """A small encoder of grey windows."""
+
+    def __init__(self, width: int, channels: tuple[int, int, int] = (32, 64, 128)) -> None:
+        super().__init__()
+        a, b, c = channels
+
+        def conv(i: int, o: int, stride: int = 1) -> nn.Sequential:
+            return nn.Sequential(nn.Conv2d(i, o, 3, stride, 1, bias=False), nn.BatchNorm2d(o), nn.GELU())
+
+        self.layers = nn.Sequential(conv(1, a), conv(a, b, 2), conv(b, b), conv(b, c, 2), conv(c, c), conv(c, c, 2))
+        self.project = nn.Linear(c, width)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """(n, 1, s, s) -> (n, width)"""
+        x = self.layers(windows.contiguous(memory_format=torch.channels_last))
+        return self.project(x.amax((2, 3)))
+
+    def macs(self, size: int) -> int:
+        total = 0
+        for conv, *_ in self.layers:
+            size = -(-size // conv.stride[0])
+            total += size * size * 9 * conv.in_channels * conv.out_channels
+        return total + self.project.in_features * self.project.out_features
+
+
+def value(evidence: Tensor, gate: Tensor | None = None) -> Tensor:
+    """Probability that a window shows anything that is asked for: (…, classes) -> (…)"""
+    shown = 1 - (1 - evidence.float().sigmoid()).prod(-1)
+    return shown if gate is None else shown * gate.float().sigmoid()
+
+
+def noisy_or(evidence: Tensor, gate: Tensor | None = None) -> Tensor:
+    """log Π(1 - σ(g) σ(e)) over reads: (b, k, classes) -> (b, classes), the log-probability that none shows it."""
+    p = evidence.float().sigmoid()
+    if gate is not None:
+        p = p * gate.float().sigmoid()[..., None]
+    return torch.log1p(-p.clamp(max=1 - 1e-6)).sum(1)
+
+
+def presence_loss(log_none: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of presence from the log-probability of absence."""
+    log_some = torch.log(-torch.expm1(log_none.clamp(max=-1e-6)))
+    return -(targets * log_some + (1 - targets) * log_none).mean()
