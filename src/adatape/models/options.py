@@ -39,10 +39,8 @@ def _named_kinds(*constructors: Callable[..., Any]) -> Kinds:
 def _written_kinds(hint: Any) -> list[Any]:
     if get_origin(hint) in (Union, UnionType):
         return [kind for option in get_args(hint) for kind in _written_kinds(option)]
-    written = hint in WORDS or get_origin(hint) is Literal
-    if get_origin(hint) is tuple:
-        written = all(part in WORDS for part in get_args(hint) if part is not Ellipsis)
-    return [hint] if written else []
+    numbers = get_origin(hint) is tuple and all(part in WORDS for part in get_args(hint))
+    return [hint] if hint in WORDS or get_origin(hint) is Literal or numbers else []
 
 
 WRAPPING = _named_kinds(making.wrap, AdaTape, Reading)
@@ -61,7 +59,8 @@ def check_options(where: str, options: Mapping[str, Any], known: Kinds = SHAPING
                 f"{', '.join(sorted(known))}"
             )
         if not any(_fits(kind, value) for kind in known[name]):
-            wanted = " or ".join(_in_words(kind) for kind in known[name])
+            *most, last = (word for kind in known[name] for word in _in_words(kind))
+            wanted = f"{', '.join(most)} or {last}" if most else last
             raise ValueError(f"{where}.{name} is {reprlib.repr(value)}; it must be {wanted}")
 
 
@@ -74,15 +73,14 @@ def _fits(kind: Any, value: Any) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if get_origin(kind) is tuple:
-        parts = get_args(kind)
-        sized = Ellipsis in parts or (isinstance(value, list | tuple) and len(value) == len(parts))
-        return sized and isinstance(value, list | tuple) and all(_fits(parts[0], part) for part in value)
+        fits = isinstance(value, list | tuple) and len(value) == len(get_args(kind))
+        return fits and all(_fits(*pair) for pair in zip(get_args(kind), value, strict=True))
     return type(value) is kind or (kind is float and type(value) is int)
 
 
-def _in_words(kind: Any) -> str:
+def _in_words(kind: Any) -> list[str]:
     if get_origin(kind) is Literal:
-        return ", ".join(map(repr, get_args(kind)))
+        return [repr(choice) for choice in get_args(kind)]
     if get_origin(kind) is tuple:
-        return f"{len(get_args(kind))} of {WORDS[get_args(kind)[0]]}"
-    return WORDS[kind]
+        return [f"{len(get_args(kind))} of {WORDS[get_args(kind)[0]]}"]
+    return [WORDS[kind]]
