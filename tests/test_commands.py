@@ -242,7 +242,7 @@ def test_a_folder_goes_on_and_a_finished_one_says_its_result(
         ("train digits --set optimizer.lr=fast", "lr is 'fast'; it must be a number"),
         ("train digits --set model.name=vit_huge", "model.name is 'vit_huge'; `adatape models` lists ours"),
         ("train digits --set model.options.bank=both", "bank is 'both'; it must be 'input'"),
-        ("train digits --set model.options.stepps=4", "model.options is"),
+        ("train digits --set model.options.stepps=4", "model.options.stepps is 4; stepps does not shape a model"),
         ("train digits --set engine.accumulate=7", "batch is 64; 1 processes with accumulate 7"),
         ("train digits --set loss=hinge", "loss is 'hinge'; it must be one of softmax, sigmoid"),
         ("fewshot nowhere --on digits", "nowhere has no config.json"),

@@ -452,8 +452,8 @@ def poisoned_run(
 ) -> dict[str, Any]:
     """The whole run, whose trainer is spoilt as soon as it is made."""
 
-    def spoilt(*given: Any) -> Trainer:
-        trainer = Trainer(*given)
+    def spoilt(*given: Any, **options: Any) -> Trainer:
+        trainer = Trainer(*given, **options)
         POISONS[where](trainer, bad, patch, math.nan)
         return trainer
 

@@ -67,6 +67,7 @@ def train(
     out: Path | None = None,
     resume: bool = False,
     device: str = "auto",
+    trust: bool = False,
     json: bool = False,
 ) -> None:
     """Run a recipe, or the config.json of a run; a run folder goes on where it was stopped.
@@ -77,11 +78,12 @@ def train(
         out: run folder; default runs/RECIPE-N
         resume: go on if the run folder exists already, as a job that is queued again should
         device: cpu, cuda, or auto
+        trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
         json: print one JSON object as the last line
     """
     from adatape.show.training import train_with_progress
 
-    _print_json(train_with_progress(what, out, device, set, resume), json)
+    _print_json(train_with_progress(what, out, device, set, resume, trust), json)
 
 
 def evaluate(
@@ -89,6 +91,7 @@ def evaluate(
     length: int | None = None,
     budgets: str | None = None,
     device: str = "auto",
+    trust: bool = False,
     json: bool = False,
 ) -> None:
     """Score a finished run on the fixed test set; with budgets, at each of them, with a picture.
@@ -98,6 +101,7 @@ def evaluate(
         length: sequence length, if other than trained
         budgets: steps with commas, as in 0,1,2,4,8
         device: cpu, cuda, or auto
+        trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
         json: print one JSON object as the last line
     """
     if budgets is not None:
@@ -105,11 +109,11 @@ def evaluate(
 
         if length is not None:
             raise ValueError(f"length is {length} and budgets {budgets}; give one of them")
-        _print_json(print_budgets(run, _numbers("budgets", budgets, int), device), json)
+        _print_json(print_budgets(run, _numbers("budgets", budgets, int), device, trust=trust), json)
         return
     from adatape.show.training import print_evaluation
 
-    _print_json(print_evaluation(run, length, device), json)
+    _print_json(print_evaluation(run, length, device, trust), json)
 
 
 def budget(
@@ -118,6 +122,7 @@ def budget(
     gflops: float | None = None,
     accuracy: str | None = None,
     device: str = "auto",
+    trust: bool = False,
     json: bool = False,
 ) -> None:
     """Find the cheapest setting that meets a target on held-out data, and store it in the run's config.
@@ -128,15 +133,20 @@ def budget(
         gflops: most multiply-adds for one image on average, in billions
         accuracy: how far below the best it may fall, as in 0.5pt-of-best
         device: cpu, cuda, or auto
+        trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
         json: print one JSON object as the last line
     """
     from adatape.show.budget import print_search
 
-    _print_json(print_search(run, latency, gflops, accuracy, device), json)
+    _print_json(print_search(run, latency, gflops, accuracy, device, trust), json)
 
 
 def export(
-    run: tyro.conf.Positional[Path], to: Literal["onnx", "torch"] = "onnx", out: Path | None = None, json: bool = False
+    run: tyro.conf.Positional[Path],
+    to: Literal["onnx", "torch"] = "onnx",
+    out: Path | None = None,
+    trust: bool = False,
+    json: bool = False,
 ) -> None:
     """Export a finished run's model with dynamic batch and tape length.
 
@@ -144,11 +154,12 @@ def export(
         run: a run folder
         to: an ONNX file, or a program of torch.export
         out: the file; default in the run folder
+        trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
         json: print one JSON object as the last line
     """
     from adatape.show.export import print_export
 
-    _print_json(print_export(run, to, out), json)
+    _print_json(print_export(run, to, out, trust), json)
 
 
 def serve(
@@ -159,6 +170,7 @@ def serve(
     queue: int = 256,
     batch: int = 32,
     device: str = "auto",
+    trust: bool = False,
 ) -> None:
     """Answer over HTTP, with the explorer at /; without a run, a small model of digits that comes along.
 
@@ -170,24 +182,32 @@ def serve(
         queue: requests that may wait before more are refused
         batch: most images per forward pass
         device: cpu, cuda, or auto
+        trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
     """
     from adatape.show.serve import serve as start
 
-    start(run, host, port, token, queue, batch, device)
+    start(run, host, port, token, queue, batch, device, trust)
 
 
-def figures(run: tyro.conf.Positional[Path], samples: int = 2000, device: str = "auto", json: bool = False) -> None:
+def figures(
+    run: tyro.conf.Positional[Path],
+    samples: int = 2000,
+    device: str = "auto",
+    trust: bool = False,
+    json: bool = False,
+) -> None:
     """Draw the paper's pictures from a run, into its folder.
 
     Args:
         run: a run folder
         samples: test samples to look at
         device: cpu, cuda, or auto
+        trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
         json: print one JSON object as the last line
     """
     from adatape.show.figures import print_figures
 
-    _print_json(print_figures(run, device, samples), json)
+    _print_json(print_figures(run, device, samples, trust), json)
 
 
 def report(
@@ -212,6 +232,7 @@ def fewshot(
     seeds: str = "0,1,2",
     l2: str = "1024",
     device: str = "auto",
+    trust: bool = False,
     json: bool = False,
 ) -> None:
     """Few-shot accuracy of a run's frozen features on another set, by ridge regression in closed form.
@@ -223,25 +244,27 @@ def fewshot(
         seeds: random supports, with commas
         l2: strengths of the ridge, with commas
         device: cpu, cuda, or auto
+        trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
         json: print one JSON object as the last line
     """
     from adatape.show.transfer import print_fewshot
 
     whole = {"shots": _numbers("shots", shots, int), "seeds": _numbers("seeds", seeds, int)}
-    _print_json(print_fewshot(run, on, **whole, l2=_numbers("l2", l2, float), device=device), json)
+    _print_json(print_fewshot(run, on, **whole, l2=_numbers("l2", l2, float), device=device, trust=trust), json)
 
 
-def release(run: tyro.conf.Positional[Path], to: Path, json: bool = False) -> None:
+def release(run: tyro.conf.Positional[Path], to: Path, trust: bool = False, json: bool = False) -> None:
     """Write a finished run's weights, config and model card in timm's hub format.
 
     Args:
         run: a run folder
         to: an empty or new folder
+        trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
         json: print one JSON object as the last line
     """
     from adatape.show.transfer import print_release
 
-    _print_json(print_release(run, to), json)
+    _print_json(print_release(run, to, trust), json)
 
 
 def cost(
@@ -294,6 +317,7 @@ def sweep(
     out: Path | None = None,
     device: str = "auto",
     together: int = 1,
+    trust: bool = False,
     json: bool = False,
 ) -> None:
     """Run a recipe for every combination of some fields, and tabulate the results.
@@ -304,13 +328,14 @@ def sweep(
         out: folder of the runs; default runs/RECIPE-sweep-N
         device: cpu, cuda, or auto
         together: train so many side by side, of those that share seed, data, batch and steps; suits small models
+        trust: the file is your own: it may download, open URLs and read weights elsewhere
         json: print one JSON object as the last line
     """
     from adatape.show.training import sweep_with_progress
 
     if not over:
         raise ValueError("over is empty; say what to sweep, as in --over seed=0,1,2")
-    _print_json(sweep_with_progress(what, list(over), out, device, together), json)
+    _print_json(sweep_with_progress(what, list(over), out, device, together, trust), json)
 
 
 def models(paper: bool = False, typical: bool = False, json: bool = False) -> None:

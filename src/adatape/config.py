@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -179,6 +179,8 @@ class Augment:
 class Images:
     """A labelled set of images."""
 
+    may_fetch: ClassVar[bool] = True
+    """whether it may be downloaded or lie at a URL"""
     source: Source = "digits"
     path: str | None = None
     """the folder, or the shards as path or URL with {000..123} for numbers; digits needs none"""
@@ -202,9 +204,18 @@ class Images:
 
 
 @dataclass(frozen=True)
+class UntrustedImages(Images):
+    """Images as a file names them, which may come from someone else: read from this disk, and nothing more."""
+
+    may_fetch: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
 class ImageModel:
     """A model by its name in timm's registry, ours included."""
 
+    may_fetch: ClassVar[bool] = True
+    """whether training may begin from weights that lie elsewhere"""
     name: str = "adatape_tiny_patch16_224"
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """keywords of timm.create_model: patch_size, bank, bank_patch, steps, threshold, …"""
@@ -216,6 +227,13 @@ class ImageModel:
     """tape: only what wrapping added, and the head"""
     budget: Budget | None = None
     """what the trained model is loaded with; training ignores it"""
+
+
+@dataclass(frozen=True)
+class UntrustedImageModel(ImageModel):
+    """A model as a file names it, which may come from someone else: no weights are read but the run's own."""
+
+    may_fetch: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)

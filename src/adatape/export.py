@@ -108,10 +108,10 @@ def until(weight: Float[Tensor, "b t k"], threshold: Float[Tensor, ""]) -> Bool[
     return torch.stack(running, 1)
 
 
-def export_run(folder: Path, to: Format, out: Path | None = None) -> Path:
+def export_run(folder: Path, to: Format, out: Path | None = None, trust: bool = False) -> Path:
     """Writes a finished run's model, beside its config.json unless told where; an existing file stays as it is."""
     path = export_path(folder, to, out)
-    experiment, model = load_run(folder)
+    experiment, model = load_run(folder, trust=trust)
     export_model(model, example_for(experiment, model), to, path, facts(experiment, model))
     return path
 

@@ -10,6 +10,8 @@ from PIL import Image, UnidentifiedImageError
 
 Modes = Literal["convert", "refuse"]
 
+# Pillow knows more by content, whatever a file is called, and some start other programs, as EPS does Ghostscript.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
 MOST_PIXELS = 178_956_970 // 2  # what Pillow warns about; it refuses only twice as many
 WIDE_MODES = ("I", "F")  # 16-bit and float values have no agreed range to scale to 0..255
 REFUSAL = "{name} has mode {mode}; modes is refuse, which takes RGB alone"
@@ -31,7 +33,7 @@ class Decoded(NamedTuple):
 def decode(content: bytes, name: str, modes: Modes = "convert") -> Decoded:
     """An RGB image of a file's content; alpha is dropped."""
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             mode = _checked_mode(image, name)
             if modes == "refuse" and mode != "RGB":
                 raise RefusedMode(REFUSAL.format(name=name, mode=mode))

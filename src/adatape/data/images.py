@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import importlib
 import os
@@ -17,7 +18,7 @@ from jaxtyping import Bool, Int64, UInt8
 from PIL import Image
 
 from adatape.config import Images
-from adatape.data.decode import REFUSAL, RefusedMode, one_line
+from adatape.data.decode import FORMATS, REFUSAL, RefusedMode, one_line
 from adatape.data.imageset import Files, ImageSet, Pixels
 from adatape.keyed import key_of, keys_of
 
@@ -34,13 +35,24 @@ def open_images(config: Images, split: Split) -> ImageSet:
     if split not in ("train", "validation", "test"):
         raise ValueError(f"split is {split!r}; it must be train, validation or test")
     tested = split == "test" or (split == "validation" and config.validate_on is None)
-    whole = SOURCES[config.source](config, not tested)
+    whole = _whole(config, not tested)
     if config.classes not in (None, whole.classes):
         raise ValueError(f"classes is {config.classes}; {config.source} has {whole.classes}")
     images = whole if tested or config.validate_on is None else _cut(whole, config.validate_on, split)
     if config.modes == "refuse" and isinstance(images, Files):
         _refuse_modes(images)
     return images
+
+
+def _whole(config: Images, train: bool) -> ImageSet:
+    """Downloads where that is wanted, unless only a file says so."""
+    if not config.download or config.may_fetch:
+        return SOURCES[config.source](config, train)
+    try:
+        return SOURCES[config.source](dataclasses.replace(config, download=False), train)
+    except (ValueError, OSError) as error:
+        reason = "download is true, but a file may not fetch by itself: say --trust where it is your own"
+        raise ValueError(f"{error}; {reason}") from error
 
 
 def _cut(whole: ImageSet, share: float, split: Split) -> ImageSet:
@@ -67,7 +79,7 @@ def stratified(labels: Int64[np.ndarray, "n"], count: int, key: int) -> Bool[np.
 def _refuse_modes(images: Files) -> None:
     for i in range(len(images)):
         try:
-            with Image.open(images.path(i)) as image:
+            with Image.open(images.path(i), formats=FORMATS) as image:
                 mode = image.mode
         except Exception:  # unreadable is another matter, for whoever reads it
             continue
@@ -140,11 +152,16 @@ def _pets(config: Images, path: Path, train: bool) -> ImageSet:
     return Files(list(found.classes), np.array(found._labels, np.int64), found._images)
 
 
-def _imagenet(config: Images, path: Path, train: bool) -> ImageSet:  # noqa: ARG001
+def _imagenet(config: Images, path: Path, train: bool) -> ImageSet:
     """torchvision's where its list of classes lies there, else plain folders named by WordNet."""
     if not any((path / name).exists() for name in ("meta.bin", "ILSVRC2012_devkit_t12.tar.gz")):
         return _class_folders(path, train, ("val", "test"))
-    found = library("torchvision.datasets", "torchvision", "imagenet").ImageNet(path, split="train" if train else "val")
+    split = "train" if train else "val"
+    if not config.may_fetch and not ((path / "meta.bin").is_file() and (path / split).is_dir()):
+        raise ValueError(
+            f"path {path} holds archives, which would be unpacked there; a file alone may not: say --trust"
+        )
+    found = library("torchvision.datasets", "torchvision", "imagenet").ImageNet(path, split=split)
     return Files(
         [names[0] for names in found.classes], np.array(found.targets, np.int64), (p for p, _ in found.samples)
     )

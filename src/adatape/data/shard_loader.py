@@ -7,6 +7,7 @@ the next batch, so that no process needs another's samples.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -188,7 +189,8 @@ def labelled_shards(
 def labelled_set(
     data: Images, split: Split, batch: int, part: Part, device: torch.device, workers: int = 0
 ) -> Iterator[Labelled]:
-    """One pass over a process's part of a set of any kind, unvaried."""
+    """One pass over a process's part of a set of any kind, unvaried, by no more workers than there are cores."""
+    workers = min(workers, os.cpu_count() or 1)
     if data.source == "shards":
         return labelled_shards(open_shards(data, split), data, batch, part, device, workers)
     return labelled_images(open_images(data, split), data.size, batch, part, device, workers, data.broken)

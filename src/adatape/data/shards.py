@@ -46,7 +46,7 @@ def open_shards(config: Images, split: Split) -> list[str]:
     {000..123}, and * matches local files.
     """
     tested = split == "test" or (split == "validation" and config.validate_on is None)
-    urls = _expanded(_pattern(config, tested))
+    urls = _expanded(_pattern(config, tested), config.may_fetch)
     if tested or config.validate_on is None:
         return urls
     count = max(1, round(config.validate_on * len(urls)))
@@ -215,9 +215,14 @@ def _pattern(config: Images, tested: bool) -> str:
     return config.path.replace("{split}", "test" if tested else "train")
 
 
-def _expanded(pattern: str) -> list[str]:
+def _expanded(pattern: str, may_fetch: bool) -> list[str]:
     urls = [os.path.expanduser(url) for url in _webdataset().shardlists.expand_urls(pattern)]
     for url in urls:
+        if not may_fetch and _local(url) is None:
+            raise ValueError(
+                f"path is {url}; a file may name shards on this disk alone: say --trust where it is your own, or give "
+                "data.path on the command line"
+            )
         if urlparse(url).scheme not in SCHEMES:
             raise ValueError(
                 f"path {url} has scheme {urlparse(url).scheme}; it must be a file or {', '.join(SCHEMES[1:])}"

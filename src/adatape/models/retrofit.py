@@ -8,6 +8,7 @@ from typing import Any
 import timm
 from timm.models._builder import build_model_with_cfg
 from timm.models._registry import generate_default_cfgs, get_pretrained_cfg, register_model
+from timm.models.vision_transformer import VisionTransformer
 
 from adatape.models.adaptive import Adaptive, filter_checkpoint
 from adatape.models.adatape import AdaTape
@@ -18,6 +19,8 @@ default_cfgs = generate_default_cfgs({"adatape": SETTINGS})  # timm looks this n
 ABOUT_IMAGES = ("input_size", "num_classes", "mean", "std", "interpolation", "crop_pct", "crop_mode", "license")
 OWN = {*inspect.signature(wrap).parameters, *inspect.signature(AdaTape).parameters, *READING_FIELDS}
 OWN -= {"vit", "reading", "options"}
+# timm.create_model takes files and addresses of weights too, which the config.json of a release could name.
+BACKBONES = inspect.signature(VisionTransformer).parameters
 
 
 def build(*, backbone: str, **options: Any) -> AdaTape:
@@ -25,6 +28,9 @@ def build(*, backbone: str, **options: Any) -> AdaTape:
     own, rest = split(options, OWN)
     if "blocks" in own.get("tape_ffn", ""):
         raise ValueError(f"tape_ffn is {own['tape_ffn']!r}; a wrapped ViT keeps its own blocks: use 'append' or 'none'")
+    strange = sorted(rest.keys() - BACKBONES.keys())
+    if strange:
+        raise ValueError(f"{strange[0]} is {rest[strange[0]]!r}; a backbone takes {', '.join(BACKBONES)}")
     return wrap(timm.create_model(backbone, **rest), **own)
 
 

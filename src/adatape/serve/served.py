@@ -23,6 +23,7 @@ from adatape.serve.budgets import as_dict, budgets_of
 from adatape.train.folder import RESULT, WEIGHTS, load_config, load_run, load_weights
 from adatape.train.release import read_weights
 from adatape.train.task import build_image_model
+from adatape.train.trust import check_links
 
 PACKAGED = Path(__file__).parent / "model"
 STEM, HEAD = "vit.patch_embed.proj.weight", "vit.head.weight"
@@ -52,22 +53,25 @@ class Served(NamedTuple):
         return torch.full((self.channels, data.size, data.size), 127, dtype=torch.uint8)
 
 
-def load_served(folder: Path | None) -> Served:
+def load_served(folder: Path | None, trust: bool = False) -> Served:
     """The run of a folder, or the digits that come with the package; every damage is a ValueError or OSError."""
-    folder = PACKAGED if folder is None else folder
+    trust, folder = trust or folder is None, folder or PACKAGED
     try:
-        return _loaded(folder)
+        return _loaded(folder, trust)
     except (TypeError, KeyError, AttributeError, RuntimeError, AssertionError) as error:
         raise ValueError(f"{folder} holds no model that can be rebuilt: {one_line(error)}") from error
 
 
-def _loaded(folder: Path) -> Served:
+def _loaded(folder: Path, trust: bool) -> Served:
     images, missing, accuracy = None, "this model reads sequences, not images", _accuracy(folder)
     config = folder / "config.json"
-    data = load_config(config).data if config.is_file() else None
+    if config.is_file() and not trust:
+        check_links(folder)
+    data = load_config(config, trust).data if config.is_file() else None
     if isinstance(data, Images):
         images, missing = _test_images(data)
-    experiment, model = load_run(folder) if images or not isinstance(data, Images) else _without_data(folder)
+    at_hand = images or not isinstance(data, Images)
+    experiment, model = load_run(folder, trust=trust) if at_hand else _without_data(folder)
     names = images.names if images else [str(label) for label in range(model.num_classes)]
     kind = experiment.model.name if isinstance(experiment.model, ImageModel) else type(model).__name__
     return Served(f"{experiment.recipe}: {kind}", experiment, model, names, accuracy, images, missing)

@@ -57,9 +57,11 @@ class HeldOut(NamedTuple):
     said: str
 
 
-def print_budgets(folder: Path, budgets: tuple[int, ...], device: str, out: Path | None = None) -> dict[str, Any]:
+def print_budgets(
+    folder: Path, budgets: tuple[int, ...], device: str, out: Path | None = None, trust: bool = False
+) -> dict[str, Any]:
     """Accuracy, length, work and measured time at each budget, as a table, a file and a picture."""
-    experiment, model, place = _loaded(folder, device)
+    experiment, model, place = _loaded(folder, device, trust)
     x = _first(test_batches(experiment, None, place), LARGE_BATCH)
     asked = [scaled_budget(model, steps) for steps in sorted(set(budgets))]
     possible, left_out = _possible(model, asked, x)
@@ -84,11 +86,11 @@ def print_budgets(folder: Path, budgets: tuple[int, ...], device: str, out: Path
 
 
 def print_search(
-    folder: Path, latency: str | None, gflops: float | None, accuracy: str | None, device: str
+    folder: Path, latency: str | None, gflops: float | None, accuracy: str | None, device: str, trust: bool = False
 ) -> dict[str, Any]:
     """The cheapest budget that meets a target on held-out data, stored in the run's config."""
     target = target_of(latency, gflops, accuracy)
-    experiment, model, place = _loaded(folder, device)
+    experiment, model, place = _loaded(folder, device, trust)
     held = _held_out(experiment, place)
     x, settings = _first(held.chosen_on(), SINGLES), grid(model)
     times = _times(model, settings, x, (1,))
@@ -113,9 +115,9 @@ def print_search(
     }
 
 
-def _loaded(folder: Path, device: str) -> tuple[Experiment, Budgeted, torch.device]:
+def _loaded(folder: Path, device: str, trust: bool) -> tuple[Experiment, Budgeted, torch.device]:
     place = torch.device(pick_device(device))
-    experiment, model = load_run(folder, stored_budget=False)
+    experiment, model = load_run(folder, stored_budget=False, trust=trust)
     return experiment, budgeted(model).to(place).eval(), place
 
 

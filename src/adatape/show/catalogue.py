@@ -14,6 +14,7 @@ from adatape.measure.cost import cost, total
 from adatape.measure.paper import ROWS
 from adatape.measure.spent import typical_gflops
 from adatape.models import AdaTape, AViT, PonderNet, Universal, UViT
+from adatape.models.options import check_options
 from adatape.models.registry import default_cfgs
 from adatape.show.terminal import TABLE
 
@@ -100,6 +101,7 @@ def create(name: str, **options: Any) -> torch.nn.Module:
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=5, cutoff=0.0)
         raise ValueError(f"{name} is not a model; near matches: {', '.join(near)}")
+    check_options(name, options)
     with torch.device("meta"):
         try:
             return timm.create_model(name, **options)

@@ -29,12 +29,12 @@ class Compared(NamedTuple):
     difference: float
 
 
-def print_export(folder: Path, to: Format, out: Path | None = None) -> dict[str, Any]:
+def print_export(folder: Path, to: Format, out: Path | None = None, trust: bool = False) -> dict[str, Any]:
     """Writes a run's model for other programs, and compares it with the model at sizes that it was not traced at."""
     began = time.perf_counter()
-    path = export_run(folder, to, out)
+    path = export_run(folder, to, out, trust)
     seconds, size, console = time.perf_counter() - began, path.stat().st_size, Console()
-    checks = [] if to == "onnx" and find_spec("onnxruntime") is None else compare(path, *load_run(folder))
+    checks = [] if to == "onnx" and find_spec("onnxruntime") is None else compare(path, *load_run(folder, trust=trust))
     table = Table("batch", "tape", "largest difference of a logit", **TABLE)
     for each in checks:
         table.add_row(str(each.batch), "" if each.length is None else str(each.length), f"{each.difference:.1e}")

@@ -55,9 +55,9 @@ class Finished(NamedTuple):
         return self.reads.taken.shape[1] > 0
 
 
-def print_figures(folder: Path, device: str, samples: int = 2000) -> dict[str, Any]:
+def print_figures(folder: Path, device: str, samples: int = 2000, trust: bool = False) -> dict[str, Any]:
     """Draws all that applies to a run into its figures/ folder."""
-    experiment, model = load_run(folder)
+    experiment, model = load_run(folder, trust=trust)
     place = torch.device(pick_device(device))
     reads = collect(model.to(place), spread_batches(experiment, samples, place))
     done = Finished(folder, experiment, model, place, samples, reads)

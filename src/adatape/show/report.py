@@ -18,6 +18,7 @@ from adatape.show.page import GENERATOR, as_json, details, figures, table, whole
 from adatape.show.terminal import TABLE
 from adatape.train.files import whole
 from adatape.train.folder import RESULT, load_config
+from adatape.train.trust import check_links
 
 SAME = ("seed", "engine")  # what may differ between runs of one cell
 
@@ -122,6 +123,7 @@ def _read(folder: Path) -> Run:
         raise FileNotFoundError("is no folder")
     if not (folder / "config.json").is_file():
         raise FileNotFoundError("has no config.json, so it is no run")
+    check_links(folder)  # the page would hold pictures from elsewhere
     experiment = load_config(folder / "config.json")
     if not (folder / RESULT).is_file():
         raise FileNotFoundError(f"has no {RESULT}: the run is not finished; `adatape train {folder}` goes on with it")

@@ -55,6 +55,7 @@ def serve(
     queue: int = 256,
     batch: int = 32,
     device: str = "auto",
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Serves a run, or without one the digits of the package, until SIGINT or SIGTERM."""
     if token is not None and not (token.isascii() and token.strip()):
@@ -63,7 +64,7 @@ def serve(
     warnings.filterwarnings("ignore", message=r".*the model was built, and perhaps trained")
     console = Console()
     with _bound(host, port) as listening:
-        served = load_served(folder)
+        served = load_served(folder, trust)
         app = create_app(served, device=pick_device(device), token=token, limits=Limits(queue=queue, batch=batch))
         address = _address(host, listening.getsockname()[1])
         if not _is_loopback(host) and token is None:

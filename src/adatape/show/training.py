@@ -27,15 +27,18 @@ from adatape.train.folder import load_config, load_run
 from adatape.train.run import Moment, Watch, plain, run
 from adatape.train.sweep import combinations
 from adatape.train.task import SCORED_AT_ONCE
+from adatape.train.trust import check_links, untrusted
 
 
 def train_with_progress(
-    what: Any, out: Path | None, device: str, fields: tuple[str, ...] = (), resume: bool = False
+    what: Any, out: Path | None, device: str, fields: tuple[str, ...] = (), resume: bool = False, trust: bool = False
 ) -> dict[str, Any]:
     """A recipe or a config.json into a new folder; a folder goes on where it stopped."""
     going_on = isinstance(getattr(what, "folder", None), Path)
-    experiment = _experiment(what, fields)
+    experiment = _experiment(what, fields, trust)
     folder = what.folder if going_on else out or _own_folder(experiment.recipe)
+    if (folder / "config.json").is_file() and not trust:
+        check_links(folder)
     console = Console(quiet=_rank() > 0)
     with _progress(experiment, console) as watch:
         result = run(
@@ -58,15 +61,16 @@ def _own_folder(recipe: str) -> Path:
     return free_folder(recipe)
 
 
-def _experiment(what: Any, fields: tuple[str, ...]) -> Experiment:
+def _experiment(what: Any, fields: tuple[str, ...], trust: bool) -> Experiment:
+    """A recipe's is the user's own; of a file's, what the user has not set may fetch nothing."""
     if callable(what):
         experiment: Experiment = what()
     else:
-        experiment = load_config(what.folder / "config.json" if hasattr(what, "folder") else what.config)
-    if not fields:
-        return experiment
-    [(_, changed)] = combinations(experiment, list(fields))
-    return changed
+        experiment = load_config(what.folder / "config.json" if hasattr(what, "folder") else what.config, trust=True)
+    chosen: dict[str, Any] = {}
+    if fields:
+        [(chosen, experiment)] = combinations(experiment, list(fields))
+    return experiment if callable(what) or trust else untrusted(experiment, chosen)
 
 
 @contextmanager
@@ -109,11 +113,11 @@ def _print_result(result: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def print_evaluation(folder: Path, length: int | None, device: str) -> dict[str, Any]:
+def print_evaluation(folder: Path, length: int | None, device: str, trust: bool = False) -> dict[str, Any]:
     """Accuracy, sequence length and cost on the test set, as in the paper's ablation table."""
     with warnings.catch_warnings():  # reading further than trained is what `--length` asks for
         warnings.simplefilter("ignore", UserWarning)
-        experiment, model = load_run(folder, length)
+        experiment, model = load_run(folder, length, trust=trust)
     place = torch.device(pick_device(device))
     result = score(model.to(place), test_batches(experiment, length, place), costs=True)
     whole = total(cost(model))
@@ -138,12 +142,16 @@ def test_batches(experiment: Experiment, length: int | None, device: torch.devic
     return labelled_sequences(held_out_set(length or data.length, data.held_out), 400, Part(), device)
 
 
-def sweep_with_progress(what: Any, over: list[str], out: Path | None, device: str, together: int = 1) -> dict[str, Any]:
+def sweep_with_progress(
+    what: Any, over: list[str], out: Path | None, device: str, together: int = 1, trust: bool = False
+) -> dict[str, Any]:
     """Runs every combination, so many side by side as share their batches, and tabulates them."""
     if together < 1:
         raise ValueError(f"together is {together}; it must be at least 1")
-    experiment = _experiment(what, ())
+    experiment = _experiment(what, (), trust=True)
     grid = combinations(experiment, over)
+    if not callable(what) and not trust:
+        grid = [(chosen, untrusted(each, chosen)) for chosen, each in grid]
     out, device = out or free_folder(f"{experiment.recipe}-sweep"), pick_device(device)
     table = Table(*grid[0][0], "test accuracy", "tape length", "GFLOPs", "steps", **TABLE)
     results: dict[int, dict[str, Any]] = {}

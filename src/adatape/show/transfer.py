@@ -38,10 +38,16 @@ def data_named(text: str, size: int) -> Images:
 
 
 def print_fewshot(
-    folder: Path, on: str, shots: tuple[int, ...], seeds: tuple[int, ...], l2: tuple[float, ...], device: str
+    folder: Path,
+    on: str,
+    shots: tuple[int, ...],
+    seeds: tuple[int, ...],
+    l2: tuple[float, ...],
+    device: str,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Ridge regression on a run's frozen features, over random supports."""
-    experiment, model = load_run(folder)
+    experiment, model = load_run(folder, trust=trust)
     if not isinstance(experiment.data, Images):
         raise ValueError(f"{folder} is a run on {type(experiment.data).__name__}; few-shot needs one on images")
     data, place = data_named(on, experiment.data.size), torch.device(pick_device(device))
@@ -69,9 +75,9 @@ def _fitting(model: Adaptive, images: ImageSet, size: int, device: torch.device)
         yield x.expand(-1, channels, -1, -1), label
 
 
-def print_release(folder: Path, to: Path) -> dict[str, Any]:
+def print_release(folder: Path, to: Path, trust: bool = False) -> dict[str, Any]:
     """A finished run's weights in timm's hub format."""
-    experiment, model = load_run(folder)
+    experiment, model = load_run(folder, trust=trust)
     data, settings = experiment.data, experiment.model
     if not isinstance(data, Images) or not isinstance(settings, ImageModel):
         raise ValueError(f"{folder} is a run on {type(data).__name__}; timm's format is for models of images")

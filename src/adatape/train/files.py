@@ -22,6 +22,7 @@ def whole(path: Path) -> Iterator[Path]:
     partial = path.with_name(path.name + PARTIAL)
     try:
         with named(path):
+            partial.unlink(missing_ok=True)  # a link in its place would have its target written
             yield partial
             partial.chmod(READABLE)  # safetensors leaves a file to its owner alone
             partial.replace(path)

@@ -25,6 +25,7 @@ from adatape.reader import TapeReader
 from adatape.train.files import PARTIAL, whole
 from adatape.train.release import read_weights
 from adatape.train.task import build_for
+from adatape.train.trust import check_links, untrusted
 
 CHECKPOINTS = "checkpoints"
 WEIGHTS = Path(CHECKPOINTS) / "model.safetensors"
@@ -54,15 +55,20 @@ def with_budget(experiment: Experiment, budget: Budget | None) -> Experiment:
     return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, budget=budget))
 
 
-def load_run(folder: Path, length: int | None = None, stored_budget: bool = True) -> tuple[Experiment, Adaptive]:
+def load_run(
+    folder: Path, length: int | None = None, stored_budget: bool = True, trust: bool = False
+) -> tuple[Experiment, Adaptive]:
     """A finished run's model, at the budget stored with it unless that is to be ignored.
 
-    At another sequence length than it was trained on, its budget scales along.
+    At another sequence length than it was trained on, its budget scales along. Without `trust` its data set is read
+    from this disk alone, and no file may be a link that leads out of the folder.
     """
     for name in (Path("config.json"), WEIGHTS):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}; it must be the folder of a finished run")
-    experiment = load_config(folder / "config.json")
+    if not trust:
+        check_links(folder)
+    experiment = load_config(folder / "config.json", trust)
     model = build_for(experiment)
     load_weights(model, folder / WEIGHTS)
     if stored_budget and experiment.model.budget is not None:
@@ -99,11 +105,13 @@ def _at_length(experiment: Experiment, model: Adaptive, length: int) -> None:
     model.bank.size = length
 
 
-def load_config(path: Path) -> Experiment:
+def load_config(path: Path, trust: bool = False) -> Experiment:
+    """The experiment of a file; without `trust` it fetches nothing when it is carried out."""
     try:
-        return from_dict(Experiment, json.loads(path.read_text()))
+        experiment = from_dict(Experiment, json.loads(path.read_text()))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
+    return experiment if trust else untrusted(experiment)
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class Trainer:
         device: str | torch.device = "cpu",
         part: Part | None = None,
         beside: Trainer | None = None,  # one with the same data, whose images this one shares
+        pretrained: bool = True,  # False where a checkpoint is loaded next, so that no other weights are needed
     ) -> None:
         self.experiment, self.device, self.part, self.step = experiment, torch.device(device), part or Part(), 0
         engine, on_gpu = experiment.engine, self.device.type == "cuda"
@@ -58,7 +59,7 @@ class Trainer:
         _check_counts(experiment)
         _check_parts(experiment, self.part)
         torch.manual_seed(experiment.seed)
-        self.model = self.task.build().to(self.device)
+        self.model = self.task.build(pretrained).to(self.device)
         if engine.compile == "blocks":
             self.model.compile_blocks()
         self.spread = spread(self.model, engine.shard, engine.accumulate)
@@ -155,7 +156,7 @@ class Trainer:
 
 
 def _shared(experiment: Experiment, task: Task) -> Task:
-    return task._replace(build=lambda: build_for(experiment, weights=True))
+    return task._replace(build=lambda weights: build_for(experiment, weights))
 
 
 def total_loss(output: Output, target: Tensor, ponder_weight: float, kind: str = "softmax") -> Tensor:

@@ -57,7 +57,9 @@ def run(
             on_first(lambda: check_same(out, experiment))
             if (out / RESULT).is_file():
                 return json.loads((out / RESULT).read_text())
-        trainer = Trainer(experiment, place, part)  # what it refuses, it refuses before a folder is made
+        begun = resume and any((out / CHECKPOINTS).glob("step-*"))
+        # What a trainer refuses, it refuses before a folder is made.
+        trainer = Trainer(experiment, place, part, pretrained=not begun)
         if not resume:
             on_first(lambda: prepare(out, experiment, device))
         facts = go_back(trainer, out, say) if resume else {}

@@ -30,6 +30,7 @@ from adatape.data.shard_loader import CHANNELS, ShardLoader, classes_of, labelle
 from adatape.data.shards import open_shards
 from adatape.models.adaptive import Adaptive
 from adatape.models.making import wrap
+from adatape.models.options import check_options, check_wrap
 from adatape.models.plain import Plain
 from adatape.models.sequence import build_sequence_model
 from adatape.train.release import read_weights
@@ -40,7 +41,7 @@ SCORED_AT_ONCE = 500
 class Task(NamedTuple):
     """Everything that a trainer needs to know of its data; each is called for one process's part."""
 
-    build: Callable[[], Adaptive]
+    build: Callable[[bool], Adaptive]  # with the weights that training begins from, or without
     batches: Callable[[int], Iterator[Batch]]  # from a step on
     validation: Callable[[], Iterator[Labelled]]
     test: Callable[[], Iterator[Labelled]]
@@ -80,7 +81,7 @@ def _parity(experiment: Experiment, data: Parity, model: SequenceModel, part: Pa
     batch, seed = experiment.optimizer.batch, experiment.seed
     sets = validation_set(data.length, data.held_out), held_out_set(data.length, data.held_out)
     return Task(
-        build=lambda: build_sequence_model(model, data.length),
+        build=lambda weights: build_sequence_model(model, data.length),  # noqa: ARG005
         batches=ParityLoader(data, batch, seed, part, device).batches,
         validation=lambda: labelled_sequences(sets[0], 1600, part, device),
         test=lambda: labelled_sequences(sets[1], 1600, part, device),
@@ -103,7 +104,7 @@ def _images(experiment: Experiment, data: Images, model: ImageModel, part: Part,
         return lambda: labelled_images(images, data.size, SCORED_AT_ONCE, part, device, workers, data.broken)
 
     return Task(
-        build=lambda: build_image_model(model, data.size, train.channels, train.classes),
+        build=lambda weights: build_image_model(model, data.size, train.channels, train.classes, weights),
         batches=loader.batches,
         validation=scored(validation),
         test=scored(test),
@@ -121,7 +122,7 @@ def _shards(experiment: Experiment, data: Images, model: ImageModel, part: Part,
         return lambda: labelled_shards(urls, data, SCORED_AT_ONCE, part, device, workers)
 
     return Task(
-        build=lambda: build_image_model(model, data.size, CHANNELS, loader.classes),
+        build=lambda weights: build_image_model(model, data.size, CHANNELS, loader.classes, weights),
         batches=loader.batches,
         validation=scored(validation),
         test=scored(test),
@@ -139,8 +140,15 @@ def build_image_model(model: ImageModel, size: int, channels: int, classes: int,
     """A model of timm's registry for these images; pretrained and wrapped where the settings say so."""
     if not timm.is_model(model.name):
         raise ValueError(f"model.name is {model.name!r}; `adatape models` lists ours, timm.list_models() all")
+    check_options("model.options", model.options)
+    check_wrap("model.wrap", model.wrap or {})
     given: dict[str, Any] = {"img_size": size, "in_chans": channels, "num_classes": classes, **model.options}
     if model.pretrained and weights:
+        if not model.may_fetch:
+            raise ValueError(
+                f"model.pretrained is {model.pretrained!r}; a file may not have weights read from elsewhere: "
+                f"say --trust where it is your own, or --set model.pretrained={model.pretrained}"
+            )
         given["pretrained"] = True
         if model.pretrained != "hub":
             given["pretrained_cfg_overlay"] = {"state_dict": read_weights(Path(model.pretrained)), "custom_load": False}

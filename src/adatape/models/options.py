@@ -1,0 +1,86 @@
+"""Which options a config file or a command line may give a model: those that shape it, by name and type.
+
+They are read from the constructors' signatures. Whatever else `timm.create_model` takes names weights, files, addresses
+or classes, so that a run folder from someone else could fetch and read what it likes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import reprlib
+from collections.abc import Callable, Mapping
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from timm.models.vision_transformer import VisionTransformer
+
+from adatape.config import Reading
+from adatape.models import making, retrofit
+from adatape.models.adatape import AdaTape
+from adatape.models.avit import AViT
+from adatape.models.ponder import PonderNet
+from adatape.models.universal import UniversalStage, build_uvit
+from adatape.models.vit import build_vit3ffn
+
+Kinds = dict[str, tuple[Any, ...]]
+WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
+
+
+def _named_kinds(*constructors: Callable[..., Any]) -> Kinds:
+    """By name, the types of all arguments that JSON can write; classes, functions and modules are none of them."""
+    found: Kinds = {}
+    for constructor in constructors:
+        for name, argument in inspect.signature(constructor, eval_str=True).parameters.items():
+            if argument.kind is not argument.VAR_KEYWORD:
+                found[name] = tuple(dict.fromkeys((*found.get(name, ()), *_written_kinds(argument.annotation))))
+    return {name: kinds for name, kinds in found.items() if set(kinds) - {NoneType}}
+
+
+def _written_kinds(hint: Any) -> list[Any]:
+    if get_origin(hint) in (Union, UnionType):
+        return [kind for option in get_args(hint) for kind in _written_kinds(option)]
+    numbers = get_origin(hint) is tuple and all(part in WORDS for part in get_args(hint))
+    return [hint] if hint in WORDS or get_origin(hint) is Literal or numbers else []
+
+
+WRAPPING = _named_kinds(making.wrap, AdaTape, Reading)
+SHAPING = _named_kinds(
+    *(making.build, making.wrap, AdaTape, Reading, retrofit.build),
+    *(build_uvit, UniversalStage, AViT, PonderNet, build_vit3ffn, VisionTransformer),
+)
+
+
+def check_options(where: str, options: Mapping[str, Any], known: Kinds = SHAPING) -> None:
+    """Refuses the first option that does not shape a model, or is not of the type that its constructor names."""
+    for name, value in options.items():
+        if name not in known:
+            raise ValueError(
+                f"{where}.{name} is {reprlib.repr(value)}; {name} does not shape a model, which these do: "
+                f"{', '.join(sorted(known))}"
+            )
+        if not any(_fits(kind, value) for kind in known[name]):
+            *most, last = (word for kind in known[name] for word in _in_words(kind))
+            wanted = f"{', '.join(most)} or {last}" if most else last
+            raise ValueError(f"{where}.{name} is {reprlib.repr(value)}; it must be {wanted}")
+
+
+def check_wrap(where: str, options: Mapping[str, Any]) -> None:
+    """The same for the options of `adatape.wrap`."""
+    check_options(where, options, WRAPPING)
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is tuple:
+        fits = isinstance(value, list | tuple) and len(value) == len(get_args(kind))
+        return fits and all(_fits(*pair) for pair in zip(get_args(kind), value, strict=True))
+    return type(value) is kind or (kind is float and type(value) is int)
+
+
+def _in_words(kind: Any) -> list[str]:
+    if get_origin(kind) is Literal:
+        return [repr(choice) for choice in get_args(kind)]
+    if get_origin(kind) is tuple:
+        return [f"{len(get_args(kind))} of {WORDS[get_args(kind)[0]]}"]
+    return [WORDS[kind]]

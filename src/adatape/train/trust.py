@@ -1,0 +1,45 @@
+"""Run folders and config files may come from someone else: what they name is read from this disk, and nothing more."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from adatape.config import Experiment, ImageModel, Images, UntrustedImageModel, UntrustedImages
+
+
+def untrusted(experiment: Experiment, said: Collection[str] = ()) -> Experiment:
+    """The experiment of a file, which may fetch only what a field that was `said` on the command line names.
+
+    Shards lie at a path that may be a URL, other sets may be downloaded, and models begin from weights elsewhere.
+    """
+    data, model = experiment.data, experiment.model
+    if isinstance(data, Images) and not _covers(said, "data.path" if data.source == "shards" else "data.download"):
+        data = UntrustedImages(**_fields(data))
+    if isinstance(model, ImageModel) and not _covers(said, "model.pretrained"):
+        model = UntrustedImageModel(**_fields(model))
+    return dataclasses.replace(experiment, data=data, model=model)
+
+
+def check_links(folder: Path) -> None:
+    """Refuses a run folder with a link that leads out of it: weights would be read, or logs written, elsewhere."""
+    home = Path(os.path.realpath(folder))
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place) / name for name in sorted(folders + files)):
+            target = Path(os.path.realpath(path))
+            if path.is_symlink() and not target.is_relative_to(home):
+                raise ValueError(
+                    f"{path} links to {target}, which lies outside the run folder; "
+                    "put the file itself there, or say --trust where the run is your own"
+                )
+
+
+def _covers(said: Collection[str], field: str) -> bool:
+    return any(field == name or field.startswith(f"{name}.") for name in said)
+
+
+def _fields(record: Images | ImageModel) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
