@@ -8,8 +8,7 @@ from typing import Any
 
 import timm
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
@@ -93,22 +92,6 @@ def release(
     save_config_for_hf(skeleton, folder / CONFIG, model_config=config, model_args=dict(options))
     (folder / CARD).write_text(_card(skeleton, name, folder, result, command, size, licence))
     return folder
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors by name from a safetensors file; anything else is refused, and a pickle is never opened."""
-    path = Path(path)
-    with path.open("rb") as file:
-        start = file.read(2)
-    try:
-        return load_file(path)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, MemoryError, OverflowError) as error:
-        if start[:1] == b"\x80" or start == b"PK" or path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl"):
-            raise ValueError(
-                f"{path} looks like a pickle, which could execute code; where you trust it, convert it once: "
-                f"safetensors.torch.save_file(torch.load('{path.name}', weights_only=True), 'model.safetensors')"
-            ) from error
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
 
 
 def _rebuilt(name: str, options: dict[str, Any], weights: dict[str, Tensor]) -> Any:
