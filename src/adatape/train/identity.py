@@ -1,8 +1,8 @@
 """Which experiment made a file: all that decides what is learnt, under names that stay, and the SHA-256 of that.
 
 The names are those of `naming` 1: the experiment's fields joined by dots, without `engine` and `model.budget`, which
-may change. `tests/test_identity.py` holds the hashes of some experiments, so that a change of `config.py` cannot
-disown older files by accident:
+may change. `tests/naming_1.json` holds two configs with their hashes, so that a change of `config.py` cannot disown
+older files by accident:
 
 - a field that is renamed gets a line in `RENAMED`, from its new name to its old one;
 - a field that is added gets a line in `ADDED`, with the value that a file without it means;
@@ -22,7 +22,8 @@ from adatape.config import Experiment, to_dict
 
 NAMING = 1
 RENAMED: dict[str, str] = {}  # a field, or a record of fields: its name today, its name in the naming
-ADDED: dict[str, Any] = {}  # a field that came later, by its name in the naming: the value that its absence means
+# A field that came after the naming, by its name in it: the value that its absence means.
+ADDED: dict[str, Any] = {"data.exif_orientation": False}
 MAY_CHANGE = ("engine", "model.budget")
 SHOWN = 3  # differences that a message shows before it only counts
 ABSENT = "absent"
