@@ -31,8 +31,8 @@ from adatape.measure.reading import Reads, collect
 from adatape.measure.speed import seconds_per_call
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
-from adatape.show.budget import test_batches
 from adatape.show.transfer import print_fewshot
+from adatape.train.evaluate import test_batches
 from adatape.train.folder import WEIGHTS, load_config, load_run
 from adatape.train.task import build_for
 

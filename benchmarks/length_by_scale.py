@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from adatape.models.adatape import AdaTape
-from adatape.show.budget import test_batches
+from adatape.train.evaluate import test_batches
 from adatape.train.folder import load_run
 
 FACTORS = (1 / 3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)

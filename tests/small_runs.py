@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -27,6 +26,7 @@ from adatape.recipes.systems import System
 from adatape.train.checkpoint import newest_good
 from adatape.train.journal import lines_of
 from adatape.train.sweep import with_fields
+from adatape.train.weights import digest
 
 LONG = os.environ.get("ADATAPE_FAULTS") == "long"
 SYSTEMS = get_args(System)
@@ -88,7 +88,7 @@ def weights_of(out: Path) -> dict[str, torch.Tensor]:
 
 def fingerprint(out: Path) -> str:
     """SHA-256 of a finished run's weights."""
-    return hashlib.sha256((out / "checkpoints" / "model.safetensors").read_bytes()).hexdigest()
+    return digest(weights_of(out))
 
 
 def logged(out: Path) -> int:

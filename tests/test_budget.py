@@ -28,9 +28,10 @@ from adatape.measure.budget import (
 )
 from adatape.reader import TapeReader
 from adatape.show.budget import _every_other, _held_out, print_budgets, print_search
-from adatape.train.folder import WEIGHTS, check_same, load_run, prepare, with_budget, write_weights
+from adatape.train.folder import WEIGHTS, check_same, load_run, prepare, with_budget
 from adatape.train.loop import Trainer
 from adatape.train.task import build_for
+from adatape.train.weights import write_weights
 
 BUDGETED = ["adatape", "ut", "u2t", "uvit", "ponder", "parity adatape", "parity ut"]
 IMAGES = torch.linspace(-1, 1, 6 * 64).reshape(6, 1, 8, 8).sin()

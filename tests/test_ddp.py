@@ -1,4 +1,7 @@
-"""Two processes compute what one does: every system, copied (DDP) or cut up (FSDP2), and a run that changes between."""
+"""Two processes compute what one does: every system, copied (DDP) or cut up (FSDP2), and a run that changes between.
+
+What they save is what they scored.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,18 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from small_runs import FAMILIES, tiny
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from adatape.config import Augment, Engine, Experiment, Images, Optimizer
 from adatape.recipes.digits import digits
 from adatape.recipes.systems import System
-from adatape.train.distributed import part
+from adatape.train.distributed import part, whole_state
+from adatape.train.evaluate import score_run
+from adatape.train.folder import load_run
 from adatape.train.loop import Trainer
+from adatape.train.run import plain, run
 
 STEPS = 3
 SYSTEMS: tuple[System, ...] = get_args(System)
@@ -31,6 +38,12 @@ WAYS = {
     "cut up in two parts": Engine(workers=0, shard=True, accumulate=2),
 }
 LONG = os.environ.get("ADATAPE_FAULTS") == "long"
+SAVED = [  # families, whether parameters are cut up, and how fast their average moves
+    (family, shard, ema)
+    for family in (FAMILIES if LONG else ("adatape", "parity ut"))
+    for shard in (False, True)
+    for ema in ((0.9, None) if LONG else (0.9,))
+]
 TURN = 16 if LONG else 4  # steps that a run makes with one number of processes before it changes
 
 
@@ -97,7 +110,17 @@ def one_rank(rank: int, port: int, folder: str) -> None:
     losses = turn(Trainer(changing(), "cpu", part()), Path(folder) / "turns", TURN)
     cut = turn(Trainer(changing(WAYS["cut up"]), "cpu", part()), Path(folder) / "turns", TURN, "cut up")
     torch.save((losses, cut), Path(folder) / f"turn-{rank}.pt")
+    results = [run(saved(*each), place_of(folder, *each), "cpu", lambda _: None) for each in SAVED]
+    torch.save(results, Path(folder) / f"results-{rank}.pt")
     dist.destroy_process_group()
+
+
+def saved(family: str, shard: bool, ema: float | None) -> Experiment:
+    return tiny(family, steps=2, engine__shard=shard, optimizer__ema=ema)
+
+
+def place_of(folder: Path | str, family: str, shard: bool, ema: float | None) -> Path:
+    return Path(folder) / f"{family} {shard} {ema}"
 
 
 def turn(trainer: Trainer, folder: Path, first: int, name: str = "") -> list[float]:
@@ -179,3 +202,18 @@ def test_a_run_that_goes_from_one_process_to_two_and_back_is_the_unbroken_one(fo
         last.load(folder / "turns" / name / f"step-{2 * TURN:08d}")
         losses = first + middle + [float(stats.loss) for stats in last.train(TURN + 2)]
         torch.testing.assert_close(torch.tensor(losses), torch.tensor(unbroken), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("each", SAVED, ids=str)
+def test_what_two_processes_save_is_what_they_scored(folder: Path, each: tuple[str, bool, float | None]) -> None:
+    """By one process, which loads it; and it is what the last checkpoint has."""
+    mine, theirs = (torch.load(folder / f"results-{rank}.pt")[SAVED.index(each)] for rank in range(2))
+    experiment, model = load_run(place_of(folder, *each))
+    again = plain(score_run(experiment, model, torch.device("cpu")))
+    assert again == {name: mine[name] for name in again} == {name: theirs[name] for name in again}
+    trainer = Trainer(saved(*each))
+    trainer.load(place_of(folder, *each) / "checkpoints" / "step-00000002")
+    with trainer.averaged():
+        wanted = whole_state(trainer.model)
+    assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
+    assert trainer.evaluate("test").accuracy == mine["accuracy"]

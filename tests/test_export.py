@@ -21,8 +21,9 @@ from adatape.models import PonderNet
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.show.export import print_export
-from adatape.train.folder import load_run, prepare, write_weights
+from adatape.train.folder import load_run, prepare
 from adatape.train.task import build_for
+from adatape.train.weights import write_weights
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")

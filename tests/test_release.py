@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from test_systems import SMALL, SYSTEMS
 
 import adatape
-from adatape.train.release import read_weights, release
+from adatape.train.release import release
+from adatape.train.weights import read_weights
 
 SAID = {"result": {"accuracy": 0.98765432, "note": "a|b"}, "command": "adatape train digits --seed 3"}
 

@@ -36,8 +36,9 @@ from adatape.serve.pictures import picture
 from adatape.serve.served import Served, load_served
 from adatape.serve.service import Limits
 from adatape.show.serve import Server, serve
-from adatape.train.folder import WEIGHTS, write, write_weights
+from adatape.train.folder import WEIGHTS, write
 from adatape.train.task import build_for
+from adatape.train.weights import write_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:threshold is 3.5; the model was built")
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from small_runs import FAMILIES, tiny
 
 import adatape.models
 from adatape.atr import read_tape, scores, summable
@@ -17,8 +18,12 @@ from adatape.data.augment import vary
 from adatape.keyed import keys_of, normal, uniform
 from adatape.recipes import parity_small
 from adatape.recipes.digits import digits
+from adatape.train.distributed import whole_state
+from adatape.train.evaluate import score_run
 from adatape.train.fleet import Fleet
+from adatape.train.folder import load_run
 from adatape.train.loop import Trainer
+from adatape.train.run import plain, run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -145,3 +150,22 @@ def test_side_by_side_each_run_learns_what_it_learns_alone() -> None:
     for losses, alone in zip(together, runs, strict=True):
         theirs = torch.stack([stats.loss for stats in Trainer(alone, "cuda").train(12)])
         torch.testing.assert_close(losses, theirs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("ema", [0.9, None])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_saved_is_what_was_scored(family: str, ema: float | None, precision: str, tmp_path: Path) -> None:
+    """To the bit, though training multiplies in TF32 or bfloat16, replays graphs, and saves beside."""
+    engine = {"engine__deterministic": False, "engine__precision": precision}
+    experiment = tiny(family, steps=8, optimizer__ema=ema, **engine)
+    result = run(experiment, tmp_path, "cuda", lambda _: None)
+    torch.cuda.synchronize()
+    for _ in range(2):
+        again = plain(score_run(*load_run(tmp_path), torch.device("cuda")))
+        assert again == {name: result[name] for name in again}
+    trainer = Trainer(experiment, "cuda")
+    trainer.load(tmp_path / "checkpoints" / "step-00000008")
+    with trainer.averaged():
+        wanted = whole_state(trainer.model)
+    assert all(torch.equal(value, wanted[name]) for name, value in load_run(tmp_path)[1].state_dict().items())

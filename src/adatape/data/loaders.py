@@ -32,6 +32,7 @@ from adatape.keyed import key_of, keys_of
 VARY, MODEL, MIX = range(3)  # what a key is for
 PREFETCHED = 4  # batches that each worker is ahead
 T = TypeVar("T")
+Chunks = Callable[[int, int, Part], list[range]]  # of a set's size and a batch's, those of a process
 
 
 class Labelled(NamedTuple):
@@ -197,11 +198,34 @@ class _Centred(Dataset[Any]):
         return pixels, torch.tensor([read.label for read in reads]), [note for read in reads for note in read.broken]
 
 
+def even_chunks(total: int, batch: int, part: Part) -> list[range]:
+    """A process's stretch of a set in pieces of at most `batch`; all have as many, since sharded weights need it."""
+    if total < part.world:
+        raise ValueError(f"the set has {total} samples; {part.world} processes need at least one each")
+    pieces = -(-total // (part.world * batch))
+    edges = [total * n // (part.world * pieces) for n in range(part.world * pieces + 1)]
+    mine = edges[part.rank * pieces : (part.rank + 1) * pieces + 1]
+    return [range(start, stop) for start, stop in itertools.pairwise(mine)]
+
+
+def fixed_chunks(total: int, batch: int, part: Part) -> list[range]:
+    """A process's share, perhaps none, of the pieces that one process has: products of the same size round alike."""
+    pieces = even_chunks(total, batch, Part())
+    return pieces[len(pieces) * part.rank // part.world : len(pieces) * (part.rank + 1) // part.world]
+
+
 def labelled_images(
-    images: ImageSet, size: int, batch: int, part: Part, device: torch.device, workers: int = 0, broken: float = 1.0
+    images: ImageSet,
+    size: int,
+    batch: int,
+    part: Part,
+    device: torch.device,
+    workers: int = 0,
+    broken: float = 1.0,
+    chunks_of: Chunks = even_chunks,
 ) -> Iterator[Labelled]:
     """One pass over a process's part of a set, unvaried; more than a share `broken` of unreadable images end it."""
-    chunks = even_chunks(len(images), batch, part)
+    chunks = chunks_of(len(images), batch, part)
     if images.pixels is not None:
         for chunk in chunks:
             pixels = centre(_channels_first(images.pixels[chunk.start : chunk.stop]).to(device), size)
@@ -210,8 +234,10 @@ def labelled_images(
     yield from scored(loaded(_Centred(images, size), workers, device, chunks), device, Tally(len(images), broken))
 
 
-def labelled_sequences(data: Sequences, batch: int, part: Part, device: torch.device) -> Iterator[Labelled]:
-    for chunk in even_chunks(len(data.label), batch, part):
+def labelled_sequences(
+    data: Sequences, batch: int, part: Part, device: torch.device, chunks_of: Chunks = even_chunks
+) -> Iterator[Labelled]:
+    for chunk in chunks_of(len(data.label), batch, part):
         rows = slice(chunk.start, chunk.stop)
         yield Labelled(data.symbols[rows].to(device), data.label[rows].to(device))
 
@@ -221,16 +247,6 @@ def scored(decoded: Generator[Any, None, None], device: torch.device, tally: Tal
         for pixels, labels, broken in decoded:
             tally.add(len(labels), broken)
             yield Labelled(scaled(pixels.to(device, non_blocking=True)), labels.to(device))
-
-
-def even_chunks(total: int, batch: int, part: Part) -> list[range]:
-    """A process's stretch of a set in pieces of at most `batch`; all have as many, since sharded weights need it."""
-    if total < part.world:
-        raise ValueError(f"the set has {total} samples; {part.world} processes need at least one each")
-    pieces = -(-total // (part.world * batch))
-    edges = [total * n // (part.world * pieces) for n in range(part.world * pieces + 1)]
-    mine = edges[part.rank * pieces : (part.rank + 1) * pieces + 1]
-    return [range(start, stop) for start, stop in itertools.pairwise(mine)]
 
 
 def on_device(images: ImageSet, device: torch.device) -> tuple[Tensor, Tensor]:

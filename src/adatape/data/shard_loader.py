@@ -23,6 +23,7 @@ from adatape.data.images import Split, open_images
 from adatape.data.imageset import Tally
 from adatape.data.loaders import (
     VARY,
+    Chunks,
     Labelled,
     assembled,
     even_chunks,
@@ -178,22 +179,34 @@ class _Centred(Dataset[Any]):
 
 
 def labelled_shards(
-    urls: list[str], data: Images, batch: int, part: Part, device: torch.device, workers: int = 0
+    urls: list[str],
+    data: Images,
+    batch: int,
+    part: Part,
+    device: torch.device,
+    workers: int = 0,
+    chunks_of: Chunks = even_chunks,
 ) -> Iterator[Labelled]:
     """One pass over a process's part of shards, unvaried."""
     total = sum(count_of(url) for url in urls)
-    decoded = loaded(_Centred(urls, data, classes_of(data)), workers, device, even_chunks(total, batch, part))
+    decoded = loaded(_Centred(urls, data, classes_of(data)), workers, device, chunks_of(total, batch, part))
     yield from scored(decoded, device, Tally(total, data.broken))
 
 
 def labelled_set(
-    data: Images, split: Split, batch: int, part: Part, device: torch.device, workers: int = 0
+    data: Images,
+    split: Split,
+    batch: int,
+    part: Part,
+    device: torch.device,
+    workers: int = 0,
+    chunks_of: Chunks = even_chunks,
 ) -> Iterator[Labelled]:
     """One pass over a process's part of a set of any kind, unvaried, by no more workers than there are cores."""
     workers = min(workers, os.cpu_count() or 1)
     if data.source == "shards":
-        return labelled_shards(open_shards(data, split), data, batch, part, device, workers)
-    return labelled_images(open_images(data, split), data.size, batch, part, device, workers, data.broken)
+        return labelled_shards(open_shards(data, split), data, batch, part, device, workers, chunks_of)
+    return labelled_images(open_images(data, split), data.size, batch, part, device, workers, data.broken, chunks_of)
 
 
 def classes_of(data: Images) -> int:

@@ -21,9 +21,9 @@ from adatape.models.adatape import AdaTape
 from adatape.models.sequence import SymbolEmbed
 from adatape.serve.budgets import as_dict, budgets_of
 from adatape.train.folder import RESULT, WEIGHTS, load_config, load_run, load_weights
-from adatape.train.release import read_weights
 from adatape.train.task import build_image_model
 from adatape.train.trust import check_links
+from adatape.train.weights import read_weights
 
 PACKAGED = Path(__file__).parent / "model"
 STEM, HEAD = "vit.patch_embed.proj.weight", "vit.head.weight"
@@ -94,7 +94,7 @@ def _without_data(folder: Path) -> tuple[Experiment, Adaptive]:
         raise ValueError(f"{folder / WEIGHTS} lacks {STEM} or {HEAD}; it must be a model's")
     channels, classes = weights[STEM].shape[1], weights[HEAD].shape[0]
     model = build_image_model(experiment.model, experiment.data.size, channels, classes, weights=False)
-    load_weights(model, folder / WEIGHTS)
+    load_weights(model, folder / WEIGHTS, experiment)
     if experiment.model.budget is not None:
         apply_budget(model, experiment.model.budget)
     return experiment, model

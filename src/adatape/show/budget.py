@@ -39,7 +39,7 @@ from adatape.measure.budget import (
 from adatape.models.adatape import AdaTape
 from adatape.show.pictures.elastic import draw_elastic, examples_of
 from adatape.show.terminal import TABLE, pick_device
-from adatape.show.training import test_batches
+from adatape.train.evaluate import test_batches
 from adatape.train.folder import environment, load_config, load_run, with_budget, write
 from adatape.train.task import SCORED_AT_ONCE
 

@@ -19,7 +19,7 @@ from adatape.recipes.parity import System, parity_small
 from adatape.show.figures import draw_demo
 from adatape.show.terminal import TABLE, progress_bar
 from adatape.show.training import describe
-from adatape.train.folder import prepare
+from adatape.train.folder import load_run, prepare
 from adatape.train.loop import Trainer
 from adatape.train.run import conclude, plain
 
@@ -44,7 +44,8 @@ def show_demo(out: Path, seed: int) -> dict[str, Any]:
         lines = [json.dumps({"kind": "validation", "step": step, **plain(result)}) for step, result in curves[system]]
         (out / system / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         results[system] = conclude(trainer, out / system, seconds[system])
-    sample = telling_sequence(trainers["adatape"].model, held_out_set(_length(trainers["adatape"].experiment), SHOWN))
+    experiment, model = load_run(out / "adatape")
+    sample = telling_sequence(model, held_out_set(_length(experiment), SHOWN))
     picture = draw_demo(out / "demo.png", curves, results["adatape"]["lengths"], *sample)
     _print_table(results, picture)
     summary = {**results, "picture": str(picture), "seconds": sum(seconds.values())}

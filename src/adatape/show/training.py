@@ -14,19 +14,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from adatape.config import Experiment, Images, Parity
-from adatape.data.batch import Part
-from adatape.data.loaders import Labelled, labelled_sequences
-from adatape.data.parity import held_out_set
-from adatape.data.shard_loader import labelled_set
-from adatape.measure.accuracy import Score, score
+from adatape.config import Experiment, Parity
+from adatape.measure.accuracy import Score
 from adatape.measure.cost import cost, total
 from adatape.show.terminal import TABLE, free_folder, pick_device, progress_bar
+from adatape.train.evaluate import score_run
 from adatape.train.fleet import fleets, run_together
 from adatape.train.folder import load_config, load_run
 from adatape.train.run import Moment, Watch, plain, run
 from adatape.train.sweep import combinations
-from adatape.train.task import SCORED_AT_ONCE
 from adatape.train.trust import check_links, untrusted
 
 
@@ -118,8 +114,7 @@ def print_evaluation(folder: Path, length: int | None, device: str, trust: bool 
     with warnings.catch_warnings():  # reading further than trained is what `--length` asks for
         warnings.simplefilter("ignore", UserWarning)
         experiment, model = load_run(folder, length, trust=trust)
-    place = torch.device(pick_device(device))
-    result = score(model.to(place), test_batches(experiment, length, place), costs=True)
+    result = score_run(experiment, model, torch.device(pick_device(device)), length=length)
     whole = total(cost(model))
     table = Table("accuracy", "loss", "sequence", "longest", "variance", "GFLOPs mean", "p50", "p95", "bound", **TABLE)
     table.add_row(
@@ -133,13 +128,6 @@ def print_evaluation(folder: Path, length: int | None, device: str, trust: bool 
     Console().print(table)
     trained = {"length": length or experiment.data.length} if isinstance(experiment.data, Parity) else {}
     return {**trained, **plain(result), "parameters": whole.parameters, "gflops": whole.macs / 1e9}
-
-
-def test_batches(experiment: Experiment, length: int | None, device: torch.device) -> Iterator[Labelled]:
-    data = experiment.data
-    if isinstance(data, Images):
-        return labelled_set(data, "test", SCORED_AT_ONCE, Part(), device, experiment.engine.workers)
-    return labelled_sequences(held_out_set(length or data.length, data.held_out), 400, Part(), device)
 
 
 def sweep_with_progress(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from adatape.config import ImageModel, Images, Source
+from adatape.data.augment import SHORT_SIDE
 from adatape.data.batch import Part
 from adatape.data.images import open_images
 from adatape.data.imageset import ImageSet
@@ -21,6 +23,7 @@ from adatape.measure.fewshot import features_of, few_shot, summary
 from adatape.models.adaptive import Adaptive
 from adatape.show.terminal import TABLE, pick_device
 from adatape.train.folder import RESULT, load_run
+from adatape.train.identity import identity
 from adatape.train.release import release
 
 AT_ONCE, WORKERS = 500, 2
@@ -75,6 +78,15 @@ def _fitting(model: Adaptive, images: ImageSet, size: int, device: torch.device)
         yield x.expand(-1, channels, -1, -1), label
 
 
+def _shown_share(images: ImageSet, size: int) -> float:
+    """The share of a short side that is scored, by which timm comes to the same size before it crops."""
+    if images.pixels is not None and min(images.pixels.shape[1:3]) <= size:
+        return 1.0
+    resized = round(size * SHORT_SIDE)
+    share = size / resized
+    return share if math.floor(size / share) == resized else math.nextafter(share, 0)
+
+
 def print_release(folder: Path, to: Path, trust: bool = False) -> dict[str, Any]:
     """A finished run's weights in timm's hub format."""
     experiment, model = load_run(folder, trust=trust)
@@ -98,6 +110,9 @@ def print_release(folder: Path, to: Path, trust: bool = False) -> dict[str, Any]
         input_size=(grey, data.size, data.size),
         mean=(0.5,) * grey,
         std=(0.5,) * grey,
+        crop_pct=_shown_share(test, data.size),
+        budget=settings.budget,
+        experiment=identity(experiment),
     )
     Console().print(f'released to {to}; load it with timm.create_model("local-dir:{to}", pretrained=True)')
     return {"out": str(to), "accuracy": result["accuracy"]}

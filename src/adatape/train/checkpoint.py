@@ -19,22 +19,27 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+from adatape.config import Experiment
 from adatape.train.distributed import grouped, is_first, on_first
+from adatape.train.identity import check_identity, identity
 from adatape.train.stored import DamagedCheckpoint, LoadPlanner, Reader, Writer, plain_errors
 
 MANIFEST = "manifest.json"
 NAMED = 3  # keys that a message names before it only counts
 
 
-def save(folder: Path, step: int, state: dict[str, Any], facts: dict[str, Any]) -> Path:
+def save(
+    folder: Path, step: int, state: dict[str, Any], facts: dict[str, Any], experiment: Experiment | None = None
+) -> Path:
     """Writes `folder/step-…`, which appears at once and whole; every process of a group must call it."""
+    made_by = {} if experiment is None else {"experiment": identity(experiment).to_json()}
     target = Path(folder) / f"step-{step:08d}"
     partial = target.with_name(f".{target.name}.partial")
     tensors = _tensors(state)
     try:
-        if on_first(lambda: _begin(target, partial, facts)):
+        if on_first(lambda: _begin(target, partial, facts, made_by)):
             _write(partial, tensors)
-            on_first(lambda: _seal(partial, target, step, facts))
+            on_first(lambda: _seal(partial, target, {"step": step, "facts": facts, **made_by}))
     except BaseException as error:
         if is_first():
             shutil.rmtree(partial, ignore_errors=True)
@@ -45,13 +50,16 @@ def save(folder: Path, step: int, state: dict[str, Any], facts: dict[str, Any]) 
     return target
 
 
-def load(path: Path, state: dict[str, Any]) -> dict[str, Any]:
+def load(path: Path, state: dict[str, Any], experiment: Experiment | None = None) -> dict[str, Any]:
     """Fills `state` in place and returns the facts and the step; the processes may be more or fewer than wrote it.
 
-    Every process of a group must call it. What does not fit is refused before anything is loaded.
+    Every process of a group must call it. What another experiment made, or does not fit, is refused before anything is
+    loaded.
     """
     path = Path(path)
     manifest = on_first(lambda: verify(path))
+    if experiment is not None and "experiment" in manifest:
+        check_identity(path, manifest["experiment"], experiment)
     tensors = _tensors(state)
     reader = Reader(path, manifest["files"])
     _check_fit(path, reader.read_metadata().state_dict_metadata, tensors)
@@ -59,6 +67,11 @@ def load(path: Path, state: dict[str, Any]) -> dict[str, Any]:
         dcp.load(tensors, storage_reader=reader, planner=LoadPlanner(flatten_state_dict=False), no_dist=not grouped())
     _put_back(state, tensors)
     return {**manifest["facts"], "step": manifest["step"]}
+
+
+def has_identity(path: Path) -> bool:
+    """Whether a checkpoint says which experiment made it; older ones do not."""
+    return "experiment" in _manifest(Path(path))
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -128,15 +141,15 @@ def sweep(folder: Path) -> None:
             shutil.rmtree(path)
 
 
-def _begin(target: Path, partial: Path, facts: dict[str, Any]) -> bool:
-    """Makes room; False where a good checkpoint of this step exists."""
+def _begin(target: Path, partial: Path, facts: dict[str, Any], made_by: dict[str, Any]) -> bool:
+    """Makes room; False where a good checkpoint of this step and experiment exists."""
     try:
         json.dumps(facts)
     except TypeError as error:
         raise ValueError(f"facts are {facts}; a manifest holds JSON: {error}") from error
     with contextlib.suppress(DamagedCheckpoint):  # a damaged or missing one is written again
-        verify(target)
-        return False
+        if verify(target).get("experiment") == made_by.get("experiment"):
+            return False
     if partial.exists():
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
@@ -149,10 +162,10 @@ def _write(partial: Path, tensors: dict[str, Tensor]) -> None:
         dcp.save(tensors, storage_writer=Writer(partial), planner=planner, no_dist=not grouped())
 
 
-def _seal(partial: Path, target: Path, step: int, facts: dict[str, Any]) -> None:
+def _seal(partial: Path, target: Path, said: dict[str, Any]) -> None:
     names = sorted(entry.name for entry in os.scandir(partial))
     files = {name: {"bytes": (partial / name).stat().st_size, "sha256": _digest(partial / name)} for name in names}
-    (partial / MANIFEST).write_text(_rendered({"step": step, "facts": facts, "files": files}))
+    (partial / MANIFEST).write_text(_rendered({**said, "files": files}))
     for path in (*(partial / name for name in (*names, MANIFEST)), partial):
         _sync(path)
     if target.exists():

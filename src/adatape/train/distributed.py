@@ -81,9 +81,12 @@ def spread(model: nn.Module, shard: bool, accumulate: int = 1) -> nn.Module:
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """All weights on the CPU, gathered where they are sharded; every process must call."""
+    """Copies of all weights on the CPU, gathered where they are sharded; every process must call.
+
+    What torch gives may be the model's own tensors, which training and averaging change later.
+    """
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return {name: value.detach().clone() for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def summed(values: Tensor) -> Tensor:

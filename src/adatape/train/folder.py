@@ -13,8 +13,6 @@ from typing import Any
 
 import timm
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 import adatape
 from adatape.config import Budget, Experiment, Parity, from_dict, to_dict
@@ -23,13 +21,15 @@ from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.reader import TapeReader
 from adatape.train.files import PARTIAL, whole
-from adatape.train.release import read_weights
+from adatape.train.identity import check_identity
 from adatape.train.task import build_for
 from adatape.train.trust import check_links, untrusted
+from adatape.train.weights import expect_stamp, read_weights
 
 CHECKPOINTS = "checkpoints"
 WEIGHTS = Path(CHECKPOINTS) / "model.safetensors"
 RESULT = "result.json"
+MAY_MOVE = ("data.path", "data.download")  # since a run was finished: where its data lies
 
 
 def prepare(out: Path, experiment: Experiment, device: str) -> None:
@@ -70,7 +70,7 @@ def load_run(
         check_links(folder)
     experiment = load_config(folder / "config.json", trust)
     model = build_for(experiment)
-    load_weights(model, folder / WEIGHTS)
+    load_weights(model, folder / WEIGHTS, experiment)
     if stored_budget and experiment.model.budget is not None:
         apply_budget(model, experiment.model.budget)
     if length is not None:
@@ -78,9 +78,10 @@ def load_run(
     return experiment, model
 
 
-def load_weights(model: Adaptive, path: Path) -> None:
-    """Refuses weights that are not this model's, naming the first that differ."""
+def load_weights(model: Adaptive, path: Path, experiment: Experiment) -> None:
+    """Refuses weights that are damaged, of another experiment, or not this model's, naming the first that differ."""
     given, wanted = read_weights(path), model.state_dict()
+    check_made_by(path, experiment)
     shapes = [f"{name} is {tuple(given[name].shape)}, the model's {tuple(wanted[name].shape)}"
               for name in given if name in wanted and given[name].shape != wanted[name].shape]  # fmt: skip
     strange = [f"{name} is not in the model" for name in given if name not in wanted]
@@ -89,6 +90,13 @@ def load_weights(model: Adaptive, path: Path) -> None:
     if wrong:
         raise ValueError(f"{path} does not fit the model: {'; '.join(wrong[:3])}{' …' if len(wrong) > 3 else ''}")
     model.load_state_dict(given)
+
+
+def check_made_by(path: Path, experiment: Experiment) -> None:
+    """Refuses weights that name another experiment."""
+    stamped = expect_stamp(path)
+    if "experiment" in stamped:
+        check_identity(path, stamped["experiment"], experiment, free=MAY_MOVE)
 
 
 def _at_length(experiment: Experiment, model: Adaptive, length: int) -> None:
@@ -140,9 +148,3 @@ def _commit() -> str | None:
 def write(path: Path, values: dict[str, Any]) -> None:
     with whole(path) as partial:
         partial.write_text(json.dumps(values, indent=2) + "\n")
-
-
-def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    with whole(path) as partial:
-        save_file({name: value.contiguous() for name, value in weights.items()}, partial)

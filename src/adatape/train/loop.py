@@ -106,11 +106,11 @@ class Trainer:
             self._fill(own)
 
     def save(self, folder: Path, facts: dict[str, Any]) -> Path:
-        return save(folder, self.step, self.state(), facts)
+        return save(folder, self.step, self.state(), facts, self.experiment)
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
-        """Goes back to a checkpoint; gives the facts saved with it."""
-        facts = load(checkpoint, self.state())
+        """Goes back to a checkpoint of this experiment; gives the facts saved with it."""
+        facts = load(checkpoint, self.state(), self.experiment)
         self.step = facts["step"]
         return facts
 

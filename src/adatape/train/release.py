@@ -8,12 +8,14 @@ from typing import Any
 
 import timm
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
 import adatape.models  # noqa: F401  registers the names
+from adatape.config import Budget
+from adatape.train.identity import Identity
+from adatape.train.weights import FORMAT, stamp
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 NAMED = 3  # tensors that a message names before it only counts
@@ -48,7 +50,7 @@ import timm
 import adatape.models  # registers the name with timm
 
 model = timm.create_model("local-dir:{folder}", pretrained=True).eval()
-transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+{budget}transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
 ```
 Loading reads `{weights}` and `{config}`; neither can execute code.
 
@@ -74,9 +76,16 @@ def release(
     mean: tuple[float, ...] = (0.5, 0.5, 0.5),
     std: tuple[float, ...] = (0.5, 0.5, 0.5),
     interpolation: str = "bilinear",
+    crop_pct: float | None = None,
+    budget: Budget | None = None,
+    experiment: Identity | None = None,
     licence: str = "apache-2.0",
 ) -> Path:
-    """Fills an empty folder from which `timm.create_model("local-dir:…", pretrained=True)` builds the same model."""
+    """Fills an empty folder from which `timm.create_model("local-dir:…", pretrained=True)` builds the same model.
+
+    `crop_pct` is the share of a resized image's short side that the model sees, the name's own unless given. The card's
+    code sets the `budget`. Of the `experiment`, which may name paths of this machine, the weights carry the hash alone.
+    """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists and is not empty; choose another or remove it")
@@ -85,30 +94,22 @@ def release(
     if classes is not None and len(classes) != skeleton.num_classes:
         raise ValueError(f"classes has {len(classes)} names; the model has {skeleton.num_classes} classes")
     size = input_size or _input_size(skeleton, options)
-    seen = {"input_size": size, "mean": mean, "std": std, "interpolation": interpolation, "license": licence}
+    seen: dict[str, Any] = {
+        "input_size": size,
+        "mean": mean,
+        "std": std,
+        "interpolation": interpolation,
+        "license": licence,
+    }
+    seen |= {} if crop_pct is None else {"crop_pct": crop_pct}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    made_by = None if experiment is None else {"naming": experiment.naming, "sha256": experiment.sha256}
+    save_file(weights, folder / WEIGHTS, metadata={FORMAT: "pt", **stamp(weights, made_by)})
     labels = {"label_names": classes} if classes else {}
     config = {**labels, "architecture": name, "pretrained_cfg": _pretrained_cfg(skeleton, size, seen)}
     save_config_for_hf(skeleton, folder / CONFIG, model_config=config, model_args=dict(options))
-    (folder / CARD).write_text(_card(skeleton, name, folder, result, command, size, licence))
+    (folder / CARD).write_text(_card(skeleton, name, folder, result, command, size, licence, budget))
     return folder
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors by name from a safetensors file; anything else is refused, and a pickle is never opened."""
-    path = Path(path)
-    with path.open("rb") as file:
-        start = file.read(2)
-    try:
-        return load_file(path)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, MemoryError, OverflowError) as error:
-        if start[:1] == b"\x80" or start == b"PK" or path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl"):
-            raise ValueError(
-                f"{path} looks like a pickle, which could execute code; where you trust it, convert it once: "
-                f"safetensors.torch.save_file(torch.load('{path.name}', weights_only=True), 'model.safetensors')"
-            ) from error
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
 
 
 def _rebuilt(name: str, options: dict[str, Any], weights: dict[str, Tensor]) -> Any:
@@ -146,7 +147,14 @@ def _pretrained_cfg(skeleton: Any, size: tuple[int, ...], seen: dict[str, Any]) 
 
 
 def _card(
-    skeleton: Any, name: str, folder: Path, result: dict[str, Any], command: str, size: tuple, licence: str
+    skeleton: Any,
+    name: str,
+    folder: Path,
+    result: dict[str, Any],
+    command: str,
+    size: tuple,
+    licence: str,
+    budget: Budget | None,
 ) -> str:
     return TEMPLATE.format(
         licence=licence,
@@ -157,10 +165,16 @@ def _card(
         size=" × ".join(map(str, size)),
         figures="\n".join(f"| {_cell(key)} | {_cell(value)} |" for key, value in result.items()),
         folder=folder.name,
+        budget="" if budget is None else f"{_set_budget(budget)}  # the figures above are without it\n",
         weights=WEIGHTS,
         config=CONFIG,
         command=command,
     )
+
+
+def _set_budget(budget: Budget) -> str:
+    threshold = "" if budget.threshold is None else f", threshold={budget.threshold!r}"
+    return f"model.set_budget(steps={budget.steps}{threshold})"
 
 
 def _cell(value: Any) -> str:

@@ -13,13 +13,16 @@ import torch
 from adatape.config import Experiment
 from adatape.measure.accuracy import Score
 from adatape.measure.cost import cost, total
-from adatape.train.checkpoint import newest_good, sweep
+from adatape.train.checkpoint import has_identity, newest_good, sweep
 from adatape.train.distributed import agreed, joined, local_device, on_first, restarted, whole_state
-from adatape.train.folder import CHECKPOINTS, RESULT, WEIGHTS, check_same, prepare, write, write_weights
+from adatape.train.evaluate import score_run
+from adatape.train.folder import CHECKPOINTS, RESULT, WEIGHTS, check_made_by, check_same, load_run, prepare, write
+from adatape.train.identity import identity
 from adatape.train.journal import Journal
 from adatape.train.loop import Stats, Trainer
 from adatape.train.saver import Saver
 from adatape.train.stop import Stop, Stopped
+from adatape.train.weights import write_weights
 
 CONFIRMATIONS = 3  # evaluations in a row that must reach `stop_at`
 ASKED_EVERY = 10  # steps between agreements of several processes to stop
@@ -56,6 +59,8 @@ def run(
         if resume:
             on_first(lambda: check_same(out, experiment))
             if (out / RESULT).is_file():
+                if (out / WEIGHTS).is_file():
+                    on_first(lambda: check_made_by(out / WEIGHTS, experiment))
                 return json.loads((out / RESULT).read_text())
         begun = resume and any((out / CHECKPOINTS).glob("step-*"))
         # What a trainer refuses, it refuses before a folder is made.
@@ -101,7 +106,7 @@ class Record:
         self.accuracy: float | None = None  # of these very weights, once they have been scored
         self.pending: list[Stats] = []
         beside = trainer.device.type == "cuda" and trainer.part.world == 1
-        self.saver = Saver(out / CHECKPOINTS, beside)
+        self.saver = Saver(out / CHECKPOINTS, self.experiment, beside)
         self.journal = Journal(out, trainer.step) if trainer.part.rank == 0 else None
         self.began = time.perf_counter() - facts.get("seconds", 0.0)
         self.logged = time.perf_counter()
@@ -208,6 +213,8 @@ def go_back(trainer: Trainer, out: Path, say: Say) -> dict[str, Any]:
     sweep(out / CHECKPOINTS)  # a run that was at its end saves nothing more, and so removes nothing
     found = newest_good(out / CHECKPOINTS, tell)
     if found is not None:
+        if trainer.part.rank == 0 and not has_identity(found):
+            say(f"{found.name} does not say which experiment made it; it is taken for this one's")
         return trainer.load(found)
     if any((out / CHECKPOINTS).glob("step-*")):
         raise ValueError(f"{out / CHECKPOINTS} has no good checkpoint left; remove {out} to start again")
@@ -215,10 +222,12 @@ def go_back(trainer: Trainer, out: Path, say: Say) -> dict[str, Any]:
 
 
 def conclude(trainer: Trainer, out: Path, seconds: float, **facts: Any) -> dict[str, Any]:
-    """Scores the test set, saves the weights, and writes and returns `result.json`, with further facts of the run."""
-    whole = total(cost(trainer.model))
+    """Saves the weights, scores the test set with what was saved, and writes and returns `result.json`, with facts."""
+    save_weights(trainer, out)
+    experiment, model = load_run(out)
+    whole = total(cost(model))
     result = {
-        **plain(trainer.evaluate("test", costs=True)),
+        **plain(score_run(experiment, model, trainer.device, trainer.part)),
         "steps": trainer.step,
         "seconds": seconds,
         "samples_per_second": trainer.step * trainer.experiment.optimizer.batch / max(seconds, 1e-9),
@@ -227,15 +236,15 @@ def conclude(trainer: Trainer, out: Path, seconds: float, **facts: Any) -> dict[
         **unreadable(trainer),
         **facts,
     }
+    on_first(lambda: write(out / RESULT, result))
+    return result
+
+
+def save_weights(trainer: Trainer, out: Path) -> None:
+    """The averaged ones, where there are any; every process must call."""
     with trainer.averaged():
         weights = whole_state(trainer.model)
-
-    def write_both() -> None:
-        write_weights(out / WEIGHTS, weights)
-        write(out / RESULT, result)
-
-    on_first(write_both)
-    return result
+    on_first(lambda: write_weights(out / WEIGHTS, weights, identity(trainer.experiment).to_json()))
 
 
 def plain(result: Score) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adatape.config import Experiment
 from adatape.train.checkpoint import prune, save
 from adatape.train.distributed import on_first
 
@@ -18,8 +19,8 @@ State = dict[str, dict[str, Tensor]]
 class Saver:
     """Saves and prunes. `beside` is for one process on a GPU: several would have to agree while they also train."""
 
-    def __init__(self, folder: Path, beside: bool) -> None:
-        self.folder, self.beside = folder, beside
+    def __init__(self, folder: Path, experiment: Experiment, beside: bool) -> None:
+        self.folder, self.experiment, self.beside = folder, experiment, beside
         self.thread = ThreadPoolExecutor(1)
         self.work: Future[None] | None = None
         self.copied: State = {}
@@ -40,7 +41,7 @@ class Saver:
             work.result()
 
     def _write(self, step: int, state: State, facts: dict[str, Any]) -> None:
-        save(self.folder, step, state, facts)
+        save(self.folder, step, state, facts, self.experiment)
         on_first(lambda: prune(self.folder, upto=step))
 
     def _copy(self, state: State) -> None:

@@ -33,7 +33,7 @@ from adatape.models.making import wrap
 from adatape.models.options import check_options, check_wrap
 from adatape.models.plain import Plain
 from adatape.models.sequence import build_sequence_model
-from adatape.train.release import read_weights
+from adatape.train.weights import read_weights
 
 SCORED_AT_ONCE = 500
 

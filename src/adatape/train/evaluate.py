@@ -1,0 +1,60 @@
+"""How a finished run is scored: what its folder holds, in float32 and in fixed batches, however it was trained.
+
+A run's own `result.json` comes from here, and so does `adatape eval`: neither can score other weights than those that
+are saved, and on the same device both give the same logits to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from adatape.config import Experiment, Images
+from adatape.data.batch import Part
+from adatape.data.loaders import Labelled, fixed_chunks, labelled_sequences
+from adatape.data.parity import held_out_set
+from adatape.data.shard_loader import labelled_set
+from adatape.measure.accuracy import Score, score
+from adatape.models.adaptive import Adaptive
+from adatape.train.distributed import gathered
+from adatape.train.task import SCORED_AT_ONCE
+
+SEQUENCES_AT_ONCE = 400
+
+
+def score_run(
+    experiment: Experiment, model: Adaptive, device: torch.device, part: Part | None = None, length: int | None = None
+) -> Score:
+    """A run's loaded model on the test set; of several processes, each has it and scores its part of the batches."""
+    batches = _part_of_test(experiment, length, device, part or Part())
+    with _plain_float32():
+        return score(model.to(device), batches, costs=True, digest=True, gather=gathered)
+
+
+def test_batches(experiment: Experiment, length: int | None, device: torch.device) -> Iterator[Labelled]:
+    return _part_of_test(experiment, length, device, Part())
+
+
+def _part_of_test(experiment: Experiment, length: int | None, device: torch.device, part: Part) -> Iterator[Labelled]:
+    """Some of the batches that one process has, which are the same however many processes there are."""
+    data = experiment.data
+    if isinstance(data, Images):
+        workers = experiment.engine.workers
+        return labelled_set(data, "test", SCORED_AT_ONCE, part, device, workers, fixed_chunks)
+    sequences = held_out_set(length or data.length, data.held_out)
+    return labelled_sequences(sequences, SEQUENCES_AT_ONCE, part, device, fixed_chunks)
+
+
+@contextmanager
+def _plain_float32() -> Iterator[None]:
+    """A trainer has set how float32 is multiplied, and perhaps other kernels, for the whole process."""
+    precision, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    torch.set_float32_matmul_precision("highest")
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.use_deterministic_algorithms(deterministic)

@@ -1,0 +1,106 @@
+"""Which experiment made a file: all that decides what is learnt, under names that stay, and the SHA-256 of that.
+
+The names are those of `naming` 1: the experiment's fields joined by dots, without `engine` and `model.budget`, which
+may change. `tests/naming_1.json` holds two configs with their hashes, so that a change of `config.py` cannot disown
+older files by accident:
+
+- a field that is renamed gets a line in `RENAMED`, from its new name to its old one;
+- a field that is added gets a line in `ADDED`, with the value that a file without it means;
+- a default that changes needs nothing, since every value is written down;
+- a field whose meaning changes, or that is removed, needs a new naming, and a function that reads the old one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from adatape.config import Experiment, to_dict
+
+NAMING = 1
+RENAMED: dict[str, str] = {}  # a field, or a record of fields: its name today, its name in the naming
+# A field that came after the naming, by its name in it: the value that its absence means.
+ADDED: dict[str, Any] = {"data.exif_orientation": False}
+MAY_CHANGE = ("engine", "model.budget")
+SHOWN = 3  # differences that a message shows before it only counts
+ABSENT = "absent"
+
+
+class Identity(NamedTuple):
+    """What an experiment is known by."""
+
+    fields: dict[str, Any]
+    naming: int = NAMING
+
+    @property
+    def sha256(self) -> str:
+        text = json.dumps({"fields": self.fields, "naming": self.naming}, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"naming": self.naming, "sha256": self.sha256, "fields": self.fields}
+
+
+def identity(experiment: Experiment) -> Identity:
+    named = {_canonical_name(name): value for name, value in _leaves(to_dict(experiment)) if not _is_free(name)}
+    missing = object()
+    return Identity({name: value for name, value in named.items() if ADDED.get(name, missing) != value})
+
+
+def check_identity(path: Path, stored: Any, wanted: Experiment, free: Iterable[str] = ()) -> None:
+    """Refuses a file whose stored identity is another experiment's, but for fields that are free to differ."""
+    theirs, ours = _read(path, stored).fields, identity(wanted).fields
+    names = sorted({*theirs, *ours} - set(free))
+    differ = [name for name in names if theirs.get(name, ADDED.get(name)) != ours.get(name, ADDED.get(name))]
+    if differ:
+        said = [f"{name} is {_shown(theirs, name)} there and {_shown(ours, name)} here" for name in differ[:SHOWN]]
+        more = f"; and {len(differ) - SHOWN} more" if len(differ) > SHOWN else ""
+        raise ValueError(f"{path} was made by another experiment than config.json says: {'; '.join(said)}{more}")
+
+
+def _read(path: Path, stored: Any) -> Identity:
+    try:
+        naming, fields, digest = stored["naming"], stored["fields"], stored["sha256"]
+        found = Identity({**fields}, naming + 0)
+        whole = found.sha256 == digest
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} names no experiment that can be read: {error!r}") from error
+    if naming != NAMING:
+        raise ValueError(f"{path} names its experiment by naming {naming}; this version of adatape knows {NAMING}")
+    if not whole:
+        raise ValueError(f"{path} names an experiment that does not match its own SHA-256")
+    return found
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back, with whole numbers alike whether they were floats or not."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _is_free(name: str) -> bool:
+    return any(name == free or name.startswith(f"{free}.") for free in MAY_CHANGE)
+
+
+def _canonical_name(name: str) -> str:
+    known = [new for new in RENAMED if name == new or name.startswith(f"{new}.")]
+    longest = max(known, key=len, default="")
+    return RENAMED[longest] + name[len(longest) :] if known else name
+
+
+def _shown(fields: dict[str, Any], name: str) -> str:
+    return json.dumps(fields[name]) if name in fields else ABSENT

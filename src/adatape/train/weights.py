@@ -1,0 +1,119 @@
+"""Files of weights: safetensors that carry a SHA-256 of their tensors and name the experiment that made them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from adatape.train.files import whole
+
+STAMP = "adatape"  # the only key of a run's metadata: safetensors writes several in no fixed order
+FORMAT = "format"  # of other programs' metadata, and of a release
+UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, MemoryError, OverflowError)
+
+
+def write_weights(path: Path, weights: dict[str, Tensor], experiment: dict[str, Any] | None = None) -> None:
+    """`experiment` is the identity of the one that made them."""
+    path.parent.mkdir(exist_ok=True)
+    kept = {name: value.contiguous() for name, value in weights.items()}
+    with whole(path) as partial:
+        save_file(kept, partial, metadata=stamp(kept, experiment))
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors by name from a safetensors file; anything else is refused, and a pickle is never opened.
+
+    So are tensors that do not match the SHA-256 beside them, where there is one, and values that are not finite.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        start = file.read(2)
+    try:
+        weights = load_file(path)
+    except UNREADABLE as error:
+        if start[:1] == b"\x80" or start == b"PK" or path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl"):
+            raise ValueError(
+                f"{path} looks like a pickle, which could execute code; where you trust it, convert it once: "
+                f"safetensors.torch.save_file(torch.load('{path.name}', weights_only=True), 'model.safetensors')"
+            ) from error
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    stamped = read_stamp(path)
+    if stamped is not None:
+        _check_digest(path, weights, stamped)
+    _check_finite(path, weights)
+    return weights
+
+
+def stamp(weights: dict[str, Tensor], experiment: dict[str, Any] | None = None) -> dict[str, str]:
+    """Metadata of a safetensors file that holds these weights."""
+    made_by = {} if experiment is None else {"experiment": experiment}
+    return {STAMP: json.dumps({"sha256": digest(weights, experiment), **made_by}, sort_keys=True)}
+
+
+def read_stamp(path: Path) -> dict[str, Any] | None:
+    """The SHA-256 and the experiment's identity that a file carries; None where it is of another program's making."""
+    metadata = _metadata(path)
+    if STAMP not in metadata:
+        return None
+    try:
+        return {**json.loads(metadata[STAMP])}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} has metadata that cannot be read: {error}") from error
+
+
+def expect_stamp(path: Path) -> dict[str, Any]:
+    """The stamp of a run's own weights; older ones have none, which is said once."""
+    stamped = read_stamp(path)
+    if stamped is not None:
+        return stamped
+    strange = set(_metadata(path)) - {FORMAT}
+    if strange:
+        raise ValueError(f"{path} has metadata under {', '.join(sorted(strange))}; a run writes {STAMP} alone")
+    _say_once(f"{path} carries no SHA-256 of its weights, so damage to them would not show")
+    return {}
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}
+    except UNREADABLE as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def digest(weights: dict[str, Tensor], experiment: dict[str, Any] | None = None) -> str:
+    """Of names, types, shapes and every byte, and of the identity that lies beside them."""
+    found = hashlib.sha256(json.dumps(experiment, sort_keys=True).encode())
+    for name in sorted(weights):
+        value = weights[name].detach().cpu().contiguous()
+        found.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _check_digest(path: Path, weights: dict[str, Tensor], stamped: dict[str, Any]) -> None:
+    found, wanted = digest(weights, stamped.get("experiment")), str(stamped.get("sha256"))
+    if found != wanted:
+        raise ValueError(f"{path} is damaged: its weights have SHA-256 {found[:12]}…; its metadata says {wanted[:12]}…")
+
+
+def _check_finite(path: Path, weights: dict[str, Tensor]) -> None:
+    for name in sorted(weights):
+        value = weights[name]
+        bad = int((~(value.float() if value.dtype.itemsize == 1 else value).isfinite()).sum())
+        if bad:
+            raise ValueError(f"{path} has weights that are not finite: {bad} of {value.numel()} values in {name}")
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    logging.getLogger("adatape").warning(text)
