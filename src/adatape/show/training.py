@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from adatape.train.folder import load_config, load_run
 from adatape.train.run import Moment, Watch, plain, run
 from adatape.train.sweep import combinations
 from adatape.train.task import SCORED_AT_ONCE
+from adatape.validation import call_checked
 
 
 def train_with_progress(
@@ -59,8 +61,8 @@ def _own_folder(recipe: str) -> Path:
 
 
 def _experiment(what: Any, fields: tuple[str, ...]) -> Experiment:
-    if callable(what):
-        experiment: Experiment = what()
+    if isinstance(what, partial):  # a recipe with its options
+        experiment: Experiment = call_checked(what.func, *what.args, **what.keywords)
     else:
         experiment = load_config(what.folder / "config.json" if hasattr(what, "folder") else what.config)
     if not fields:
@@ -140,8 +142,6 @@ def test_batches(experiment: Experiment, length: int | None, device: torch.devic
 
 def sweep_with_progress(what: Any, over: list[str], out: Path | None, device: str, together: int = 1) -> dict[str, Any]:
     """Runs every combination, so many side by side as share their batches, and tabulates them."""
-    if together < 1:
-        raise ValueError(f"together is {together}; it must be at least 1")
     experiment = _experiment(what, ())
     grid = combinations(experiment, over)
     out, device = out or free_folder(f"{experiment.recipe}-sweep"), pick_device(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,19 @@ from adatape.measure.accuracy import Score
 from adatape.measure.cost import cost, total
 from adatape.train.checkpoint import newest_good, sweep
 from adatape.train.distributed import agreed, joined, local_device, on_first, restarted, whole_state
-from adatape.train.folder import CHECKPOINTS, RESULT, WEIGHTS, check_same, prepare, write, write_weights
+from adatape.train.folder import (
+    CHECKPOINTS,
+    RESULT,
+    RESULT_FIGURES,
+    WEIGHTS,
+    check_same,
+    load_result,
+    missing_weights,
+    prepare,
+    write,
+    write_weights,
+)
+from adatape.train.half_made import absent_folders, removed_on_failure
 from adatape.train.journal import Journal
 from adatape.train.loop import Stats, Trainer
 from adatape.train.saver import Saver
@@ -56,12 +67,21 @@ def run(
         if resume:
             on_first(lambda: check_same(out, experiment))
             if (out / RESULT).is_file():
-                return json.loads((out / RESULT).read_text())
+                return _stored_result(out, say)
         trainer = Trainer(experiment, place, part)  # what it refuses, it refuses before a folder is made
-        if not resume:
-            on_first(lambda: prepare(out, experiment, device))
-        facts = go_back(trainer, out, say) if resume else {}
-        return carry_out(Record(trainer, out, watch, facts), stop)
+        if resume:
+            return carry_out(Record(trainer, out, watch, go_back(trainer, out, say)), stop)
+        absent = absent_folders(out)
+        on_first(lambda: prepare(out, experiment, device))
+        with removed_on_failure(out, absent, unless=lambda: trainer.step > 0 or part.rank > 0):
+            return carry_out(Record(trainer, out, watch, {}), stop)
+
+
+def _stored_result(out: Path, say: Say) -> dict[str, Any]:
+    result, lacking = load_result(out, RESULT_FIGURES), missing_weights(out)
+    if lacking:
+        say(lacking)
+    return result
 
 
 def carry_out(record: Record, stop: Stop) -> dict[str, Any]:
