@@ -32,8 +32,8 @@ Seed = Annotated[int, Ge(0), Lt(2**63)]
 Share = Annotated[float, Ge(0), Le(1)]
 PartialShare = Annotated[float, Ge(0), Lt(1)]
 InnerShare = Annotated[float, Gt(0), Lt(1)]
-Positive = Annotated[float, Gt(0), Lt(math.inf)]
-NotNegative = Annotated[float, Ge(0), Lt(math.inf)]
+Positive = Annotated[float, Gt(0), Le(1e30)]
+NotNegative = Annotated[float, Ge(0), Le(1e30)]  # what float32 can hold, with room to multiply
 Threshold = Annotated[float, Gt(0)]  # infinity is one that is never reached
 
 Update = Literal["average", "replace"]

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import inspect
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
@@ -211,7 +210,7 @@ def _limit(problem: Problem) -> str:
     kind, given = problem["type"], problem.get("ctx", {})
     if kind in LIMITS:
         words, key = LIMITS[kind]
-        return "finite" if given[key] == math.inf else f"{words} {given[key]:,.12g}"
+        return f"{words} {given[key]:,.12g}"
     if kind == "literal_error":
         options = given["expected"].replace("'", "").replace(" or ", ", ")
         return f"one of {options}" if "," in options else options
