@@ -65,7 +65,10 @@ VERBS: dict[str, tuple[int, Callable[[random.Random], list[str]]]] = {
     "release": (5, lambda _: ["--to", "released"]),
     "report": (4, lambda _: ["--out", "report.html"]),
     "serve": (3, lambda draw: ["--port", draw.choice(["0", "0", "-1", "99999"])]),
-    "fewshot": (2, lambda draw: ["--on", draw.choice(["digits", "nowhere", "cifar10", ""]), "--shots", "1", "--seeds", "0"]),
+    "fewshot": (
+        2,
+        lambda draw: ["--on", draw.choice(["digits", "nowhere", "cifar10", ""]), "--shots", "1", "--seeds", "0"],
+    ),
     "budget": (2, lambda draw: draw.choice([["--gflops", "1"], ["--latency", "5"], ["--accuracy", "90%"], []])),
     "figures": (1, lambda draw: ["--samples", draw.choice(["20", "0", "-1"])]),
     "export": (1, lambda _: ["--to", "torch"]),
@@ -192,11 +195,14 @@ def odd_command(config: Path, draw: random.Random) -> list[str]:
     given = ["--path", "nowhere"] if recipe not in ("parity", "parity-small", "digits") else []
     cost = ["cost", draw.choice(["adatape_tiny_patch16_224", "vit_tiny_patch16_224", "resnet18", "x", ""])]
     cost += [draw.choice(["--classes", "--tape", "--bank", "--tape-ffn"]), value]
-    bench = ["bench", draw.choice(["vit_tiny_patch16_224", "adatape_tiny_patch16_224:steps=-1", "resnet18", ":", value])]
+    bench = [
+        "bench",
+        draw.choice(["vit_tiny_patch16_224", "adatape_tiny_patch16_224:steps=-1", "resnet18", ":", value]),
+    ]
     bench += ["--device", "cpu", "--rounds", "0", draw.choice(["--batch", "--seconds", "--rounds", "--mode"]), value]
     verb = draw.choice([*cli.VERBS, "trian", "", "-", "--"])
     nonsense = [verb, *(draw.choice(["--x", "--json", value, "--out", "--help"]) for _ in range(draw.randrange(3)))]
-    if verb in ("demo", "models", "recipes", "serve"):
+    if verb in ("demo", "models", "recipes", "serve", "bench"):  # these have something to do without a word more
         nonsense = [verb, "--x", value]
     sweeping = ["sweep", str(config), "--out", "made", "--together", value, "--over", "seed=0,1"]
     demo = ["demo", "--out", "made", "--seed", draw.choice(["-1", "x", "1.5", str(10**30)])]
@@ -253,12 +259,16 @@ def _in_time() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
 def wrong_with(case: Case, ended: Ended, before: set[str], place: Path) -> str | None:
     """What breaks the law: success, or one line with exit code 2 that leaves nothing behind."""
     made = {str(path.relative_to(place)) for path in place.rglob("*") if place / "run" not in path.parents} - before
     if ended.code == 0:
         if "--json" in case.arguments and "--help" not in case.arguments:
-            json.loads(ended.out.strip().splitlines()[-1], parse_constant=lambda word: 1 / 0)
+            json.loads(ended.out.strip().splitlines()[-1], parse_constant=_no_constant)
         return None
     if ended.code != 2:
         return f"exit code {ended.code}"

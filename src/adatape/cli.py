@@ -444,14 +444,14 @@ def _checked(verb: Callable[..., None]) -> Callable[..., Callable[[], None]]:
 def _refusal(box: str) -> str:
     """What the parser says in a box: the first section, and of the others an option that may have been meant."""
     sections: list[list[str]] = [[]]
-    for line in box.strip().splitlines()[1:-1]:
-        text = line.strip("│| ")
-        if text and not text.strip("─-"):
-            sections.append([])
-        elif text:
+    for line in box.strip().splitlines()[1:]:  # the first has the title
+        text = line.strip("│╰╯─ ")
+        if text.strip("-"):
             sections[-1].append(text)
+        elif set(line) & set("─-") and sections[-1]:
+            sections.append([])
     words = (" ".join(sections[0]) or " ".join(box.split())).partition(" Got errors:")[0].rstrip(".")
-    near = next((text.split()[0] for section in sections[1:-1] for text in section if text.startswith("--")), None)
+    near = next((text.split()[0] for section in sections[1:] for text in section if text.startswith("--")), None)
     return f"{words}{f'; perhaps {near} was meant' if near and near not in words else ''}; --help lists what there is"
 
 

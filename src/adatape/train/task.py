@@ -152,7 +152,7 @@ def build_image_model(model: ImageModel, size: int, channels: int, classes: int,
             given["pretrained_cfg_overlay"] = {"state_dict": read_weights(Path(model.pretrained)), "custom_load": False}
     named = partial(timm.create_model, model.name)
     built = construct(named, model.name, model.options, "model.options", **given)
-    _check_patches(built, size)
+    _check_fits(built, size)
     if model.wrap is not None:
         built = construct(partial(wrap, built), "adatape.wrap", model.wrap, "model.wrap")
     elif not isinstance(built, Adaptive):
@@ -162,9 +162,12 @@ def build_image_model(model: ImageModel, size: int, channels: int, classes: int,
     return built
 
 
-def _check_patches(model: nn.Module, size: int) -> None:
-    """timm would leave out the pixels beyond the last whole patch, which may be all of them."""
-    embed: Any = getattr(getattr(model, "vit", model), "patch_embed", None)
+def _check_fits(model: nn.Module, size: int) -> None:
+    """timm would leave out the pixels beyond the last whole patch, which may be all of them, and pool nothing."""
+    vit: Any = getattr(model, "vit", model)
+    if getattr(vit, "global_pool", None) == "":
+        raise ValueError("model.options.global_pool is ''; to answer by classes it must be token, avg, max or avgmax")
+    embed = getattr(vit, "patch_embed", None)
     patch = getattr(embed, "patch_size", (1,))
     if any(size % side for side in patch) and not getattr(embed, "dynamic_img_pad", False):
         raise ValueError(f"model.options.patch_size is {patch[0]}; it must divide data.size, {size}")
