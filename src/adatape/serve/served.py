@@ -20,7 +20,7 @@ from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.models.sequence import SymbolEmbed
 from adatape.serve.budgets import as_dict, budgets_of
-from adatape.train.folder import RESULT, WEIGHTS, load_config, load_run, load_weights
+from adatape.train.folder import RESULT, WEIGHTS, load_config, load_finished, load_run, load_weights
 from adatape.train.task import build_image_model
 from adatape.train.trust import check_links
 from adatape.train.weights import read_weights
@@ -86,7 +86,7 @@ def _test_images(data: Images) -> tuple[ImageSet | None, str]:
 
 def _without_data(folder: Path) -> tuple[Experiment, Adaptive]:
     """A server need not have the data set: the weights say how many channels and classes there are."""
-    experiment = load_config(folder / "config.json")
+    experiment = load_finished(folder)
     weights = read_weights(folder / WEIGHTS)
     if not isinstance(experiment.model, ImageModel) or not isinstance(experiment.data, Images):
         raise ValueError(f"{folder}/config.json mixes images with a model of sequences")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +21,10 @@ from adatape.data.loaders import labelled_images
 from adatape.measure.fewshot import features_of, few_shot, summary
 from adatape.models.adaptive import Adaptive
 from adatape.show.terminal import TABLE, pick_device
-from adatape.train.folder import RESULT, load_run
+from adatape.train.folder import load_result, load_run
 from adatape.train.identity import identity
 from adatape.train.release import release
+from adatape.validation import read_object
 
 AT_ONCE, WORKERS = 500, 2
 
@@ -95,8 +95,8 @@ def print_release(folder: Path, to: Path, trust: bool = False) -> dict[str, Any]
         raise ValueError(f"{folder} is a run on {type(data).__name__}; timm's format is for models of images")
     test = open_images(data, "test")
     shape = {"img_size": data.size, "in_chans": test.channels, "num_classes": test.classes}
-    result = json.loads((folder / RESULT).read_text())
-    command = json.loads((folder / "env.json").read_text())["command"]
+    result, env = load_result(folder), read_object(folder / "env.json") if (folder / "env.json").is_file() else {}
+    command = str(env.get("command", "the command is not known"))
     grey = test.channels
     wrapped = {} if settings.wrap is None else {"backbone": settings.name, **settings.wrap}
     release(

@@ -22,6 +22,7 @@ from adatape.data.batch import Batch
 from adatape.graph import Tensors, captured, room_to_compile, side_by_side
 from adatape.train.distributed import local_device
 from adatape.train.folder import prepare
+from adatape.train.half_made import absent_folders, removed_on_failure
 from adatape.train.loop import Stats, Trainer
 from adatape.train.run import Record, Watch
 from adatape.train.stop import Stop, Stopped
@@ -86,10 +87,12 @@ def run_together(
 
     A run that fails leaves `{"error": why}` in place of its result, and the others go on. Times are those of all.
     """
-    with _room_for(experiments), Stop() as stop:
+    with _room_for(experiments), Stop() as stop, ExitStack() as made:
         fleet = Fleet(experiments, local_device(device))
         for experiment, folder in zip(experiments, folders, strict=True):
+            absent = absent_folders(folder)
             prepare(folder, experiment, device)
+            made.enter_context(removed_on_failure(folder, absent, unless=lambda: fleet.trainers[0].step > 0))
         watches = [watch, *[lambda _: None] * (len(folders) - 1)]
         records = [Record(*each, facts={}) for each in zip(fleet.trainers, folders, watches, strict=True)]
         errors: dict[Record, str] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,20 @@ from adatape.measure.cost import cost, total
 from adatape.train.checkpoint import has_identity, newest_good, sweep
 from adatape.train.distributed import agreed, joined, local_device, on_first, restarted, whole_state
 from adatape.train.evaluate import score_run
-from adatape.train.folder import CHECKPOINTS, RESULT, WEIGHTS, check_made_by, check_same, load_run, prepare, write
+from adatape.train.folder import (
+    CHECKPOINTS,
+    RESULT,
+    RESULT_FIGURES,
+    WEIGHTS,
+    check_made_by,
+    check_same,
+    load_result,
+    load_run,
+    missing_weights,
+    prepare,
+    write,
+)
+from adatape.train.half_made import absent_folders, removed_on_failure
 from adatape.train.identity import identity
 from adatape.train.journal import Journal
 from adatape.train.loop import Stats, Trainer
@@ -59,16 +71,25 @@ def run(
         if resume:
             on_first(lambda: check_same(out, experiment))
             if (out / RESULT).is_file():
-                if (out / WEIGHTS).is_file():
-                    on_first(lambda: check_made_by(out / WEIGHTS, experiment))
-                return json.loads((out / RESULT).read_text())
+                return _stored_result(out, experiment, say)
         begun = resume and any((out / CHECKPOINTS).glob("step-*"))
         # What a trainer refuses, it refuses before a folder is made.
         trainer = Trainer(experiment, place, part, pretrained=not begun)
-        if not resume:
-            on_first(lambda: prepare(out, experiment, device))
-        facts = go_back(trainer, out, say) if resume else {}
-        return carry_out(Record(trainer, out, watch, facts), stop)
+        if resume:
+            return carry_out(Record(trainer, out, watch, go_back(trainer, out, say)), stop)
+        absent = absent_folders(out)
+        on_first(lambda: prepare(out, experiment, device))
+        with removed_on_failure(out, absent, unless=lambda: trainer.step > 0 or part.rank > 0):
+            return carry_out(Record(trainer, out, watch, {}), stop)
+
+
+def _stored_result(out: Path, experiment: Experiment, say: Say) -> dict[str, Any]:
+    result, lacking = load_result(out, RESULT_FIGURES), missing_weights(out)
+    if lacking:
+        say(lacking)
+    else:
+        on_first(lambda: check_made_by(out / WEIGHTS, experiment))
+    return result
 
 
 def carry_out(record: Record, stop: Stop) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
 def value_of(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return float(text) if text == "inf" else text
 
 
