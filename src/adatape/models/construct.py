@@ -68,7 +68,7 @@ def construct(build: Callable[..., T], name: str, options: Mapping[str, Any], wh
 
 def _culprit(build: Callable[..., Any], options: Mapping[str, Any], given: dict[str, Any]) -> str | None:
     """The option without which a model can be built, if it is one."""
-    shape = {each: value for each, value in given.items() if not each.startswith("pretrained")}  # weights say nothing here
+    shape = {each: value for each, value in given.items() if not each.startswith("pretrained")}
     for name in options:
         rest = {each: value for each, value in options.items() if each != name}
         try:
