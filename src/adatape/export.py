@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -33,6 +33,7 @@ from adatape.models.ponder import PonderNet
 from adatape.records import Tape
 from adatape.train.files import whole
 from adatape.train.folder import load_run
+from adatape.train.lock import writing
 
 M = TypeVar("M", bound=Adaptive)
 Format = Literal["onnx", "torch"]
@@ -112,7 +113,8 @@ def export_run(folder: Path, to: Format, out: Path | None = None) -> Path:
     """Writes a finished run's model, beside its config.json unless told where; an existing file stays as it is."""
     path = export_path(folder, to, out)
     experiment, model = load_run(folder)
-    export_model(model, example_for(experiment, model), to, path, facts(experiment, model))
+    with writing(folder) if out is None else nullcontext():
+        export_model(model, example_for(experiment, model), to, path, facts(experiment, model))
     return path
 
 

@@ -7,6 +7,8 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.reader import TapeReader
 from adatape.train.files import PARTIAL, whole
+from adatape.train.lock import LOCK, writing
 from adatape.train.release import read_weights
 from adatape.train.task import build_for
 
@@ -31,14 +34,32 @@ WEIGHTS = Path(CHECKPOINTS) / "model.safetensors"
 RESULT = "result.json"
 
 
+@contextmanager
+def new_folder(out: Path, experiment: Experiment, device: str, say: Callable[[str], None] = print) -> Iterator[None]:
+    """A folder made for a run, into which this process alone writes."""
+    check_free(out)
+    with writing(out, say):
+        prepare(out, experiment, device)
+        yield
+
+
 def prepare(out: Path, experiment: Experiment, device: str) -> None:
     """Makes the folder and writes what the run depends on; refuses a folder that holds anything."""
-    if out.exists() and (not out.is_dir() or any(path.suffix != PARTIAL for path in out.iterdir())):
-        hint = f"`adatape train {out}` goes on with it, or " if (out / "config.json").is_file() else ""
-        raise FileExistsError(f"{out} exists and is not empty; {hint}choose another --out or remove it")
+    check_free(out)
     out.mkdir(parents=True, exist_ok=True)
     write(out / "config.json", to_dict(with_budget(experiment, None)))  # a budget belongs to weights, not to a replay
     write(out / "env.json", environment(device))
+
+
+def check_free(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(_is_other(path) for path in out.iterdir())):
+        hint = f"`adatape train {out}` goes on with it, or " if (out / "config.json").is_file() else ""
+        raise FileExistsError(f"{out} exists and is not empty; {hint}choose another --out or remove it")
+
+
+def _is_other(path: Path) -> bool:
+    """Than what a run leaves that was killed before it began."""
+    return path.suffix != PARTIAL and path.name != LOCK
 
 
 def check_same(out: Path, experiment: Experiment) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ from adatape.measure.accuracy import Score
 from adatape.measure.cost import cost, total
 from adatape.train.checkpoint import newest_good, sweep
 from adatape.train.distributed import agreed, joined, local_device, on_first, restarted, whole_state
-from adatape.train.folder import CHECKPOINTS, RESULT, WEIGHTS, check_same, prepare, write, write_weights
+from adatape.train.folder import CHECKPOINTS, RESULT, WEIGHTS, check_same, new_folder, write, write_weights
 from adatape.train.journal import Journal
+from adatape.train.lock import writing
 from adatape.train.loop import Stats, Trainer
 from adatape.train.saver import Saver
 from adatape.train.stop import Stop, Stopped
@@ -48,20 +50,22 @@ def run(
 ) -> dict[str, Any]:
     """Trains until `stop_at` or the last step, scores the test set once, and writes the folder.
 
-    Goes on from the newest good checkpoint when asked to resume, or when torchrun has started it again.
+    Goes on from the newest good checkpoint when asked to resume, or when torchrun has started it again. A folder into
+    which another process writes is refused.
     """
     place = local_device(device)
-    with joined(place) as part, Stop() as stop:
+    with joined(place) as part, Stop() as stop, ExitStack() as held:
         resume = (resume or restarted()) and (out / "config.json").is_file()
         if resume:
             on_first(lambda: check_same(out, experiment))
             if (out / RESULT).is_file():
                 return json.loads((out / RESULT).read_text())
+            on_first(lambda: held.enter_context(writing(out, say)))
         trainer = Trainer(experiment, place, part)  # what it refuses, it refuses before a folder is made
         if not resume:
-            on_first(lambda: prepare(out, experiment, device))
+            on_first(lambda: held.enter_context(new_folder(out, experiment, device, say)))
         facts = go_back(trainer, out, say) if resume else {}
-        return carry_out(Record(trainer, out, watch, facts), stop)
+        return carry_out(Record(trainer, out, watch, facts, say), stop)
 
 
 def carry_out(record: Record, stop: Stop) -> dict[str, Any]:
@@ -92,7 +96,7 @@ def heed(record: Record, stop: Stop) -> None:
 class Record:
     """What becomes of a trainer's steps: logged, evaluated, saved."""
 
-    def __init__(self, trainer: Trainer, out: Path, watch: Watch, facts: dict[str, Any]) -> None:
+    def __init__(self, trainer: Trainer, out: Path, watch: Watch, facts: dict[str, Any], say: Say = print) -> None:
         self.trainer, self.out, self.watch = trainer, out, watch
         self.experiment, self.engine = trainer.experiment, trainer.experiment.engine
         self.met, self.best = facts.get("met", 0), facts.get("best", -1.0)
@@ -100,7 +104,7 @@ class Record:
         self.pending: list[Stats] = []
         beside = trainer.device.type == "cuda" and trainer.part.world == 1
         self.saver = Saver(out / CHECKPOINTS, beside)
-        self.journal = Journal(out, trainer.step) if trainer.part.rank == 0 else None
+        self.journal = Journal(out, trainer.step, say) if trainer.part.rank == 0 else None
         self.began = time.perf_counter() - facts.get("seconds", 0.0)
         self.logged = time.perf_counter()
 
