@@ -199,6 +199,8 @@ class Images:
     """for shards, which do not say"""
     samples: int | None = None
     """training images of shards, which do not say"""
+    exif_orientation: bool = False
+    """turn images as their EXIF says; recipes do, and a config.json without this field is of a run that did not"""
 
 
 @dataclass(frozen=True)

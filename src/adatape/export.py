@@ -271,7 +271,8 @@ def _shown(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
     channels = model.vit.in_chans
     names = None if data.source == "shards" else open_images(data, "test").names
     size = {"input_size": [channels, data.size, data.size], "mean": [0.5] * channels, "std": [0.5] * channels}
-    return {**size, "labels": list(names)} if names else size
+    labels = {"labels": list(names)} if names else {}
+    return {**size, "exif_orientation": data.exif_orientation, **labels}
 
 
 def open_export(path: Path) -> Callable[[dict[str, Tensor]], Exported]:

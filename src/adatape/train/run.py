@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from adatape.config import Experiment
+from adatape.data.workers import deaths_told
 from adatape.measure.accuracy import Score
 from adatape.measure.cost import cost, total
 from adatape.train.checkpoint import newest_good, sweep
@@ -65,7 +66,8 @@ def run(
         if not resume:
             on_first(lambda: held.enter_context(new_folder(out, experiment, device, say)))
         facts = go_back(trainer, out, say) if resume else {}
-        return carry_out(Record(trainer, out, watch, facts, say), stop)
+        with deaths_told(f"`adatape train {out}` goes on from the newest checkpoint"):
+            return carry_out(Record(trainer, out, watch, facts, say), stop)
 
 
 def carry_out(record: Record, stop: Stop) -> dict[str, Any]:
