@@ -233,6 +233,8 @@ class Images(Record):
     """for shards, which do not say"""
     samples: Count | None = None
     """training images of shards, which do not say"""
+    exif_orientation: bool = False
+    """turn images as their EXIF says; recipes do, and a config.json without this field is of a run that did not"""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def _cifar(name: Literal["cifar10", "cifar100"], text: str) -> Callable[..., Exp
         per_epoch = max(1, TRAINING // batch)
         return Experiment(
             recipe=name,
-            data=Images(name, path, SIZE, AUGMENT, validate_on),
+            data=Images(name, path, SIZE, AUGMENT, validate_on, exif_orientation=True),
             model=image_model(
                 system,
                 size,

@@ -45,7 +45,7 @@ def digits(
     steps = epochs * TRAINING // BATCH
     return Experiment(
         recipe="digits",
-        data=Images("digits", size=SIZE, augment=Augment(crop="pad", pad=1)),
+        data=Images("digits", size=SIZE, augment=Augment(crop="pad", pad=1), exif_orientation=True),
         model=ImageModel(model.name, {**model.options, **_narrow(system)}),
         optimizer=Optimizer(lr=lr, warmup=steps // 10, steps=steps, batch=BATCH, weight_decay=0.05, schedule="cosine"),
         ponder_weight=ponder_weight(system),

@@ -156,7 +156,7 @@ def pretrain(
     model = image_model(system, size, patch, 8, tape_ffn="append+blocks")
     return Experiment(
         recipe="pretrain",
-        data=Images("shards", path, SIZE, INCEPTION, classes=classes, samples=samples),
+        data=Images("shards", path, SIZE, INCEPTION, classes=classes, samples=samples, exif_orientation=True),
         model=model,
         optimizer=Optimizer(
             lr=lr,
@@ -178,7 +178,7 @@ def pretrain(
 def _data(source: str, path: str, augment: Augment, validate_on: float | None = None) -> Images:
     shards = {"classes": 1000, "samples": TRAINING} if source == "shards" else {}
     kept = None if source == "shards" else validate_on
-    return Images(source, path, SIZE, augment, validate_on=kept, **shards)  # type: ignore[arg-type]
+    return Images(source, path, SIZE, augment, validate_on=kept, exif_orientation=True, **shards)  # type: ignore[arg-type]
 
 
 def _cosine(epochs: int, batch: int, weight_decay: float) -> Optimizer:

@@ -43,7 +43,7 @@ def images(
     """
     return Experiment(
         recipe="images",
-        data=Images(source, path, pixels, GENTLE),
+        data=Images(source, path, pixels, GENTLE, exif_orientation=True),
         model=image_model(system, size, patch, bank_patch),
         optimizer=Optimizer(lr, steps // 20, steps, batch, weight_decay, schedule="cosine"),
         ponder_weight=ponder_weight(system),
@@ -75,7 +75,7 @@ def finetune(
     tape: dict[str, Any] = {"bank": bank, "patch": bank_patch}
     return Experiment(
         recipe="finetune",
-        data=Images(source, path, pixels, GENTLE),
+        data=Images(source, path, pixels, GENTLE, exif_orientation=True),
         model=ImageModel(backbone, {}, pretrained=weights, wrap=tape, trains=trains),
         optimizer=Optimizer(lr, steps // 10, steps, batch, weight_decay, schedule="cosine"),
         ponder_weight=0.01 if bank == "input" else 0.0,

@@ -23,11 +23,11 @@ class Picture(NamedTuple):
     height: int
 
 
-def picture(content: bytes, name: str, channels: int, size: int) -> Picture:
+def picture(content: bytes, name: str, channels: int, size: int, exif_orientation: bool = False) -> Picture:
     """An upload at the model's size and in its colours; else an error with the status that says whose fault it is."""
     _check_header(content, name)
     try:
-        image = decode(content, name).image
+        image = decode(content, name, exif_orientation=exif_orientation).image
     except BrokenImage as error:
         raise HTTPException(422, str(error)) from error
     return Picture(seen(image, channels, size), image.width, image.height)

@@ -45,6 +45,12 @@ class Served(NamedTuple):
         return self.model.vit.in_chans
 
     @property
+    def exif_orientation(self) -> bool:
+        """Whether uploads are turned upright: as the images were that it learnt from."""
+        data = self.experiment.data
+        return isinstance(data, Images) and data.exif_orientation
+
+    @property
     def sample(self) -> Tensor:
         """Something of the right shape to time and test the model with."""
         data = self.experiment.data

@@ -83,7 +83,8 @@ class Service:
 
     async def _pictures(self, files: Sequence[File]) -> list[Picture]:
         loop, size, channels = asyncio.get_running_loop(), self.served.sample.shape[-1], self.served.channels
-        work = (loop.run_in_executor(self.decoders, picture, each.content, each.name, channels, size) for each in files)
+        settings = (channels, size, self.served.exif_orientation)
+        work = (loop.run_in_executor(self.decoders, picture, each.content, each.name, *settings) for each in files)
         return await asyncio.gather(*work)
 
     def _run(self, samples: Sequence[Tensor], setting: Setting) -> list[Answer]:

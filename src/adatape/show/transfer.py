@@ -29,15 +29,16 @@ from adatape.validation import read_object
 AT_ONCE, WORKERS = 500, 2
 
 
-def data_named(text: str, size: int) -> Images:
+def data_named(text: str, size: int, exif_orientation: bool = False) -> Images:
     """`digits`, SOURCE:PATH as in pets:data/pets, or a folder of arrays or of classes."""
     source, _, path = text.partition(":")
     if source in get_args(Source):
-        return Images(source, path or None, size)  # type: ignore[arg-type]
+        return Images(source, path or None, size, exif_orientation=exif_orientation)  # type: ignore[arg-type]
     if not Path(text).is_dir():
         known = ", ".join(get_args(Source))
         raise FileNotFoundError(f"{text} is no folder; give SOURCE:PATH with a source of {known}, or a folder")
-    return Images("arrays" if (Path(text) / "train_images.npy").is_file() else "folder", text, size)
+    kind: Source = "arrays" if (Path(text) / "train_images.npy").is_file() else "folder"
+    return Images(kind, text, size, exif_orientation=exif_orientation)
 
 
 def print_fewshot(
@@ -53,7 +54,8 @@ def print_fewshot(
     experiment, model = load_run(folder, trust=trust)
     if not isinstance(experiment.data, Images):
         raise ValueError(f"{folder} is a run on {type(experiment.data).__name__}; few-shot needs one on images")
-    data, place = data_named(on, experiment.data.size), torch.device(pick_device(device))
+    data = data_named(on, experiment.data.size, experiment.data.exif_orientation)
+    place = torch.device(pick_device(device))
     model = model.to(place)
     sets = [open_images(data, split) for split in ("train", "test")]
     (train, train_labels), (test, test_labels) = (

@@ -7,7 +7,8 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from adatape.reader import TapeReader
 from adatape.train.files import PARTIAL, whole
 from adatape.train.half_made import absent_folders, removed_on_failure
 from adatape.train.identity import check_identity
+from adatape.train.lock import LOCK, writing
 from adatape.train.task import build_for
 from adatape.train.trust import check_links, untrusted
 from adatape.train.weights import expect_stamp, read_weights
@@ -45,16 +47,43 @@ RESULT_FIGURES = {
 }
 
 
+@contextmanager
+def new_folder(
+    out: Path,
+    experiment: Experiment,
+    device: str,
+    say: Callable[[str], None] = print,
+    begun: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
+    """A folder made for a run, into which this process alone writes; a failure before it has begun leaves none."""
+    check_free(out)
+    absent = absent_folders(out)
+    with writing(out, say):
+        check_free(out)  # another may have come first
+        with removed_on_failure(out, absent, unless=begun):
+            prepare(out, experiment, device)
+            yield
+
+
 def prepare(out: Path, experiment: Experiment, device: str) -> None:
     """Makes the folder and writes what the run depends on; refuses a folder that holds anything."""
-    if out.exists() and (not out.is_dir() or any(path.suffix != PARTIAL for path in out.iterdir())):
-        hint = f"`adatape train {out}` goes on with it, or " if (out / "config.json").is_file() else ""
-        raise FileExistsError(f"{out} exists and is not empty; {hint}choose another --out or remove it")
+    check_free(out)
     with removed_on_failure(out, absent_folders(out)):
         out.mkdir(parents=True, exist_ok=True)
         # A budget belongs to weights, not to a replay.
         write(out / "config.json", to_dict(with_budget(experiment, None)))
         write(out / "env.json", environment(device))
+
+
+def check_free(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(_is_other(path) for path in out.iterdir())):
+        hint = f"`adatape train {out}` goes on with it, or " if (out / "config.json").is_file() else ""
+        raise FileExistsError(f"{out} exists and is not empty; {hint}choose another --out or remove it")
+
+
+def _is_other(path: Path) -> bool:
+    """Than what a run leaves that was killed before it began."""
+    return path.suffix != PARTIAL and path.name != LOCK
 
 
 def check_same(out: Path, experiment: Experiment) -> None:
