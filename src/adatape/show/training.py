@@ -26,7 +26,7 @@ from adatape.show.terminal import TABLE, free_folder, pick_device, progress_bar
 from adatape.train.fleet import fleets, run_together
 from adatape.train.folder import load_config, load_run
 from adatape.train.run import Moment, Watch, plain, run
-from adatape.train.sweep import combinations
+from adatape.train.sweep import combinations, with_settings
 from adatape.train.task import SCORED_AT_ONCE
 from adatape.validation import call_checked
 
@@ -65,10 +65,7 @@ def _experiment(what: Any, fields: tuple[str, ...]) -> Experiment:
         experiment: Experiment = call_checked(what.func, *what.args, **what.keywords)
     else:
         experiment = load_config(what.folder / "config.json" if hasattr(what, "folder") else what.config)
-    if not fields:
-        return experiment
-    [(_, changed)] = combinations(experiment, list(fields))
-    return changed
+    return with_settings(experiment, fields) if fields else experiment
 
 
 @contextmanager
