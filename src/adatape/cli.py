@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import json as json_module
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -499,16 +498,9 @@ def _numbers(name: str, text: str, kind: type[Any]) -> tuple[Any, ...]:
 
 def _print_json(values: dict[str, Any], wanted: bool) -> None:
     if wanted:
-        print(json_module.dumps(_finite(values), allow_nan=False))
+        from adatape.validation import finite
 
-
-def _finite(value: Any) -> Any:
-    """JSON has no word for what is not finite; null stands for it."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+        print(json_module.dumps(finite(values), allow_nan=False))
 
 
 if __name__ == "__main__":

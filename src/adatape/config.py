@@ -331,7 +331,7 @@ class Experiment(Record):
     seed: Seed = 0
     evaluate_every: Count = 250
     """steps between evaluations"""
-    stop_at: Annotated[float, Gt(0), Le(1)] | None = None
+    stop_at: Share | None = None
     """validation accuracy that ends a run when met three times in a row"""
     engine: Engine = Engine()
 

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
@@ -223,6 +224,15 @@ def first_line(error: BaseException) -> str:
     """The reason in few words, for libraries that give paragraphs."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= REASON else f"{text[: REASON - 1]}…"
+
+
+def finite(value: Any) -> Any:
+    """JSON has no word for what is not finite; null stands for it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    return [finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _shown(value: Any) -> str:

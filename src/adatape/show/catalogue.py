@@ -105,7 +105,7 @@ def adapts(model: torch.nn.Module) -> str:
 def create(name: str, **options: Any) -> torch.nn.Module:
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=5, cutoff=0.0)
-        raise ValueError(f"{name} is not a model; near matches: {', '.join(near)}")
+        raise ValueError(f"{name or repr(name)} is not a model; near matches: {', '.join(near)}")
     check_options(name, options)
     with torch.device("meta"):
         return construct(partial(timm.create_model, name), name, options)

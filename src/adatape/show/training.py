@@ -22,7 +22,7 @@ from adatape.train.evaluate import score_run
 from adatape.train.fleet import fleets, run_together
 from adatape.train.folder import load_config, load_run
 from adatape.train.run import Moment, Watch, plain, run
-from adatape.train.sweep import combinations
+from adatape.train.sweep import combinations, with_settings
 from adatape.train.trust import check_links, untrusted
 from adatape.validation import call_checked
 
@@ -64,10 +64,9 @@ def _experiment(what: Any, fields: tuple[str, ...], trust: bool) -> Experiment:
         experiment: Experiment = call_checked(what.func, *what.args, **what.keywords)
     else:
         experiment = load_config(what.folder / "config.json" if hasattr(what, "folder") else what.config, trust=True)
-    chosen: dict[str, Any] = {}
-    if fields:
-        [(chosen, experiment)] = combinations(experiment, list(fields))
-    return experiment if callable(what) or trust else untrusted(experiment, chosen)
+    experiment = with_settings(experiment, fields) if fields else experiment
+    said = [field.partition("=")[0].strip() for field in fields]
+    return experiment if callable(what) or trust else untrusted(experiment, said)
 
 
 @contextmanager

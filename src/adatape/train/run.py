@@ -37,6 +37,7 @@ from adatape.train.loop import Stats, Trainer
 from adatape.train.saver import Saver
 from adatape.train.stop import Stop, Stopped
 from adatape.train.weights import write_weights
+from adatape.validation import finite
 
 CONFIRMATIONS = 3  # evaluations in a row that must reach `stop_at`
 ASKED_EVERY = 10  # steps between agreements of several processes to stop
@@ -261,7 +262,7 @@ def conclude(trainer: Trainer, out: Path, seconds: float, **facts: Any) -> dict[
         **unreadable(trainer),
         **facts,
     }
-    on_first(lambda: write(out / RESULT, result))
+    on_first(lambda: write(out / RESULT, finite(result)))
     return result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from adatape.config import Experiment, from_dict, to_dict
@@ -38,6 +38,15 @@ def with_fields(experiment: Experiment, fields: dict[str, Any]) -> Experiment:
             raise ValueError(f"{name} is no field of this experiment; it has {known}")
         place[last] = value
     return from_dict(Experiment, values)
+
+
+def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment:
+    """The experiment with each `field=value` of the settings."""
+    pairs = [text.partition("=") for text in settings]
+    for text, (name, _, value) in zip(settings, pairs, strict=True):
+        if not (name and value):
+            raise ValueError(f"set is {text!r}; it must read field=value")
+    return with_fields(experiment, {name: value_of(value) for name, _, value in pairs})
 
 
 class Worded(NamedTuple):
