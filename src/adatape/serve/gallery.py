@@ -23,7 +23,7 @@ from adatape.serve.pictures import seen
 from adatape.serve.served import Served
 
 COUNTED, AT_ONCE = 500, 32
-MOST_EXAMPLES = 100
+MOST_EXAMPLES, EXAMPLES_BYTES = 100, 4_000_000
 
 
 class Gallery:
@@ -32,21 +32,18 @@ class Gallery:
     def __init__(self, served: Served, engine: Engine, batcher: Batcher) -> None:
         self.served, self.engine, self.batcher = served, engine, batcher
         self._heatmaps: dict[Setting, dict[str, Any]] = {}
-        self._one_at_a_time = asyncio.Lock()
+        self._examples: list[dict[str, Any]] | None = None
+        self._one_at_a_time, self._encoding = asyncio.Lock(), asyncio.Lock()
 
-    def examples(self, count: int) -> list[dict[str, Any]]:
-        """Images spread over the classes, as the model should get them."""
+    async def examples(self, count: int) -> list[dict[str, Any]]:
+        """Images spread over the classes, as the model should get them; fewer where they are large."""
         if not 1 <= count <= MOST_EXAMPLES:
             raise HTTPException(422, f"count is {count}; it must be 1 to {MOST_EXAMPLES}")
         images = self._images()
-        return [
-            {
-                "image": data_url(image),
-                "label": int(images.labels[row]),
-                "name": images.names[int(images.labels[row])],
-            }
-            for row, image in _readable(images, _by_turns(images.labels)[:count])
-        ]
+        async with self._encoding:
+            if self._examples is None:
+                self._examples = await asyncio.to_thread(_encoded, images)
+        return self._examples[:count]
 
     async def heatmap(self, setting: Setting) -> dict[str, Any]:
         async with self._one_at_a_time:
@@ -83,6 +80,18 @@ class Gallery:
         if self.served.images is None:
             raise HTTPException(404, self.served.missing)
         return self.served.images
+
+
+def _encoded(images: ImageSet) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    size = 0
+    for row, image in _readable(images, _by_turns(images.labels)[:MOST_EXAMPLES]):
+        label, url = int(images.labels[row]), data_url(image)
+        size += len(url)
+        if found and size > EXAMPLES_BYTES:
+            break
+        found.append({"image": url, "label": label, "name": images.names[label]})
+    return found
 
 
 def _add(answers: list[Answer], counts: np.ndarray, weights: np.ndarray) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import signal
 import socket
 import warnings
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,29 +19,48 @@ from rich.console import Console
 from rich.table import Table
 
 from adatape.serve.app import create_app
+from adatape.serve.connections import IDLE, Connection, Connections
 from adatape.serve.served import load_served
 from adatape.serve.service import Limits, Service
 from adatape.show.terminal import TABLE, pick_device
 
 GRACE = 30  # seconds to answer what was accepted
-IDLE = 30  # seconds that a silent connection is kept
+BACKLOG = 2048  # connections that wait in the kernel
+ACCEPTED = 16  # connections that are accepted in one turn of the event loop
+MOST_TOKEN = 4096
+TOKEN = "ADATAPE_TOKEN"
 
 
 class Server(uvicorn.Server):
     """uvicorn's, which refuses new work as soon as it is told to stop, and then ends as a command does."""
 
     def __init__(self, app: FastAPI) -> None:
+        self.connections = Connections()
         super().__init__(
             uvicorn.Config(
                 app,
-                log_level="warning",
+                http=partial(Connection, self.connections),  # type: ignore[arg-type]
+                ws="none",
+                log_level="error",  # anyone can cause a warning, as often as they like
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # anyone on this machine could pass for someone else
+                backlog=ACCEPTED,
                 timeout_keep_alive=IDLE,
                 timeout_graceful_shutdown=GRACE,
             )
         )
         self.service: Service = app.state.service
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or []:
+            each.listen(BACKLOG)  # asyncio takes one number for both, and would accept 2,048 before anything else
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.service.stop()
+        self.connections.draining = True
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Not the parent's, which would raise the signal anew once all is answered."""
@@ -55,25 +77,35 @@ def serve(
     queue: int = 256,
     batch: int = 32,
     device: str = "auto",
+    hosts: Collection[str] = (),
 ) -> dict[str, Any]:
     """Serves a run, or without one the digits of the package, until SIGINT or SIGTERM."""
-    if token is not None and not (token.isascii() and token.strip()):
-        raise ValueError("token is empty or not ASCII; a header could not carry it")
+    if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
+        raise ValueError("token is empty or not printable ASCII; a header could not carry it")
     # Beyond the trained threshold is each request's own choice, and a text for each would fill the registry.
     warnings.filterwarnings("ignore", message=r".*the model was built, and perhaps trained")
     console = Console()
-    with _bound(host, port) as listening:
-        served = load_served(folder)
-        app = create_app(served, device=pick_device(device), token=token, limits=Limits(queue=queue, batch=batch))
+    with _bound(host, port, token is not None) as listening:
+        served, limits = load_served(folder), Limits(queue=queue, batch=batch)
+        app = create_app(served, device=pick_device(device), token=token, limits=limits, hosts={host, *hosts})
         address = _address(host, listening.getsockname()[1])
-        if not _is_loopback(host) and token is None:
-            console.print(f"warning: {host} can be reached from other machines and no --token is set", style="yellow")
         _print_start(console, app.state.service, address)
         Server(app).run(sockets=[listening])
     return _summary(app.state.service, address)
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def read_token(file: Path | None) -> str | None:
+    """From a file or the environment: what stands on a command line is shown to every user of the machine."""
+    if file is None:
+        return os.environ.get(TOKEN)
+    with file.open("rb") as source:
+        content = source.read(MOST_TOKEN + 1)
+    if len(content) > MOST_TOKEN:
+        raise ValueError(f"{file} has more than {MOST_TOKEN:,} bytes; it must hold a token and nothing else")
+    return content.decode("latin-1").strip()
+
+
+def _bound(host: str, port: int, guarded: bool) -> socket.socket:
     if not 0 <= port <= 65535:
         raise ValueError(f"port is {port}; it must be 0 (any that is free) to 65535")
     try:
@@ -81,6 +113,9 @@ def _bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise OSError(f"host is {host!r}; it is no address of this machine: {error.strerror}") from error
     family, kind, protocol, _, place = found[0]
+    if not (guarded or _is_loopback(str(place[0]))):
+        wanted = f"give one with --token-file or in {TOKEN}"
+        raise ValueError(f"host is {host!r}, which other machines can reach, and there is no token; {wanted}")
     # With its protocol named, asyncio sends at once; without, each answer would wait 40 ms for the client's receipt.
     listening = socket.socket(family, kind, protocol)
     try:
@@ -92,11 +127,9 @@ def _bound(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _is_loopback(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def _address(host: str, port: int) -> str:
