@@ -96,9 +96,10 @@ def _add_model_paths(app: FastAPI, service: Service) -> None:
         top = given.get("top", 5)
         if not 1 <= top <= service.limits.top:
             raise HTTPException(422, f"top is {top}; it must be 1 to {service.limits.top}")
+        answered = await service.classify(form.files, setting, client_of(request.scope), request.is_disconnected)
         results = [
             {**_told(service, answer, top, given.get("tape", False)), "image": {"width": width, "height": height}}
-            for (_, width, height), answer in await service.classify(form.files, setting, client_of(request.scope))
+            for (_, width, height), answer in answered
         ]
         return JSONResponse({"results": results, "budget": as_dict(setting)})
 

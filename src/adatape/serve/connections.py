@@ -93,6 +93,7 @@ class Connection(H11Protocol):
         self.shared = shared
         self.who = LOCAL
         self._unread = bytearray()
+        self._queued = self._pipelined = False
         self._silent_since = self.loop.time()
         self._headers_since: float | None = None
         self._unwritten_since: float | None = None
@@ -112,26 +113,34 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._headers_since is None and not self._asked():
             self._headers_since = self.loop.time()
-        if self._unread:  # in the line already
+        if self._queued or not self._has_turn():
             self._unread += data
             self.transport.pause_reading()
-        elif self.shared.may_read(self):
-            self._read(data)
         else:
-            self._unread += data
-            self.transport.pause_reading()
+            self._read(data)
 
     def read_on(self) -> None:
         """Its turn has come."""
         data = bytes(self._unread)
         self._unread.clear()
+        self._queued = False
         self._read(data)
         if not self.flow.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def on_response_complete(self) -> None:
         self._silent_since, self._headers_since = self.loop.time(), None
+        self._pipelined = self.flow.read_paused
         super().on_response_complete()
+
+    def handle_events(self) -> None:
+        """Requests that came along with the one just answered take turns like any other."""
+        if self._pipelined:
+            self._pipelined = False
+            if not self._has_turn():
+                self.transport.pause_reading()
+                return
+        super().handle_events()
 
     def pause_writing(self) -> None:
         self._unwritten_since = self.loop.time()
@@ -148,17 +157,24 @@ class Connection(H11Protocol):
         """Closes a connection whose client neither asks, nor goes on asking, nor takes its answer."""
         if self._stalled(now):
             self.transport.abort()
-        elif self.transport.is_closing() or self._asked() or self._unread:
+        elif self.transport.is_closing() or self._asked() or self._queued:
             return
         elif self._headers_since is not None and now - self._headers_since > HEADERS:
             self._refuse(408, f"the request's headers took more than {HEADERS} s")
         elif now - self._silent_since > IDLE:
             self.transport.close()
 
+    def _has_turn(self) -> bool:
+        self._queued = not self.shared.may_read(self)
+        return not self._queued
+
     def _read(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        if data:
+            self.conn.receive_data(data)
+        self.handle_events()
         if self._asked():
             self._headers_since = None
 

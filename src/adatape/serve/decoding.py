@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +18,8 @@ SMALL = 1_000_000  # pixels that are decoded as soon as the header is read
 SMALL_THREADS = 4  # no client has more than half of them
 LARGE_THREADS = max(1, (os.cpu_count() or 1) // 4)
 
+Gone = Callable[[], Awaitable[bool]]  # whether nobody waits for the answer any more
+
 
 class Lane:
     """Threads that are shared among clients by cost."""
@@ -25,8 +27,12 @@ class Lane:
     def __init__(self, threads: int, name: str) -> None:
         self._turns, self._threads = Turns(threads), ThreadPoolExecutor(threads, name)
 
-    async def run(self, client: Client, cost: float, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run(
+        self, client: Client, cost: float, function: Callable[..., Any], *arguments: Any, gone: Gone | None = None
+    ) -> Any:
         async with self._turns.turn(client, cost):
+            if gone is not None and await gone():
+                raise HTTPException(400, "the client has gone")
             work = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
             try:
                 return await asyncio.shield(work)
@@ -45,17 +51,17 @@ class Decoders:
         self.channels, self.size, self.most_pixels = channels, size, most_pixels
         self._small, self._large = Lane(SMALL_THREADS, "decode"), Lane(LARGE_THREADS, "decode large")
 
-    async def pictures(self, files: Sequence[File], client: Client) -> list[Picture]:
+    async def pictures(self, files: Sequence[File], client: Client, gone: Gone) -> list[Picture]:
         found: list[Picture | int] = []
         while len(found) < len(files):
             found += await self._small.run(client, 1, self._first, files[len(found) :])
         self._check(found)
-        return [await self._finished(file, each, client) for file, each in zip(files, found, strict=True)]
+        return [await self._finished(file, each, client, gone) for file, each in zip(files, found, strict=True)]
 
-    async def _finished(self, file: File, found: Picture | int, client: Client) -> Picture:
+    async def _finished(self, file: File, found: Picture | int, client: Client, gone: Gone) -> Picture:
         if isinstance(found, Picture):
             return found
-        done: Picture = await self._large.run(client, found, self._decoded, file)
+        done: Picture = await self._large.run(client, found, self._decoded, file, gone=gone)
         return done
 
     def _first(self, files: Sequence[File]) -> list[Picture | int]:

@@ -14,7 +14,7 @@ from adatape.config import Images
 from adatape.serve.batcher import Batcher, Draining, Full
 from adatape.serve.bodies import Bodies
 from adatape.serve.budgets import Setting, setting_of, within_latency
-from adatape.serve.decoding import Decoders
+from adatape.serve.decoding import Decoders, Gone
 from adatape.serve.engine import Answer, Engine
 from adatape.serve.fair import Client, Turns
 from adatape.serve.gallery import Gallery
@@ -74,11 +74,13 @@ class Service:
         channels = served.channels if isinstance(served.experiment.data, Images) else 1
         self.decoders = Decoders(channels, served.sample.shape[-1], limits.pixels)
 
-    async def classify(self, files: Sequence[File], setting: Setting, client: Client) -> list[tuple[Picture, Answer]]:
+    async def classify(
+        self, files: Sequence[File], setting: Setting, client: Client, gone: Gone
+    ) -> list[tuple[Picture, Answer]]:
         """Room first, then decoding, then the model: a full queue costs nothing more than the body."""
 
         async def decoded_and_answered() -> list[tuple[Picture, Answer]]:
-            pictures = await self.decoders.pictures(files, client)
+            pictures = await self.decoders.pictures(files, client, gone)
             answers = await self.batcher.ask([each.pixels for each in pictures], setting, client)
             return list(zip(pictures, answers, strict=True))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ FIELDS: dict[str, Callable[[str], Any]] = {
 WORDS: dict[str, str] = {"tape": "0 or 1", "steps": "a whole number", "top": "a whole number"}
 MOST_TEXT = 1024
 CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1")
+
+logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # a line for each bad form would fill a disk
 
 
 class File(NamedTuple):
