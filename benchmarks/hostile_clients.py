@@ -119,30 +119,29 @@ async def status_of(reader: asyncio.StreamReader) -> str:
     return head[9:12].decode()
 
 
-async def attack(kind: str, port: int, connections: int, addresses: int) -> None:
+async def attack(kinds: list[str], port: int, connections: int, addresses: int) -> None:
     """Until the process is ended; tells on standard output what it was answered, twice a second."""
-    told: Counter[str] = Counter()
-    network = 1 + list(KINDS).index(kind)
+    told: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
 
-    async def keep_at_it(number: int) -> None:
+    async def keep_at_it(kind: str, number: int) -> None:
+        source = (f"127.0.{1 + list(KINDS).index(kind)}.{1 + number % addresses}", 0)
         while True:
             writer = None
             try:
-                source = (f"127.0.{network}.{1 + number % addresses}", 0)
                 reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=source)
-                told["connected"] += 1
-                await KINDS[kind](reader, writer, told)
+                told[kind]["connected"] += 1
+                await KINDS[kind](reader, writer, told[kind])
             except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                told["cut off"] += 1
+                told[kind]["cut off"] += 1
             finally:
                 if writer is not None:
                     writer.transport.abort()
 
-    working = [asyncio.create_task(keep_at_it(number)) for number in range(connections)]
+    working = [asyncio.create_task(keep_at_it(kind, number)) for number in range(connections) for kind in kinds]
     while working:
         await asyncio.sleep(0.5)
         print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(attack(sys.argv[1], *map(int, sys.argv[2:])))
+    asyncio.run(attack(sys.argv[1].split(","), *map(int, sys.argv[2:])))

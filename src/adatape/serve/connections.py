@@ -18,6 +18,7 @@ HEADERS = 10  # seconds from a request's first byte to the end of its headers
 IDLE = 30  # seconds that a silent connection is kept
 WRITING = 10  # seconds that a client may leave its answer unread
 LEAVING = 1  # the same, once the server shuts down
+READ = 8192  # bytes that cost as much as another request
 SWEEP = 0.5  # seconds between two looks at all connections
 HELD = 1.0  # seconds before a connection too many is told so: who comes again at once would cost more than it gets
 
@@ -51,17 +52,17 @@ class Connections:
             self.open.discard(connection)
             self.room.give(connection.who)
 
-    def may_read(self, connection: Connection) -> bool:
+    def may_read(self, connection: Connection, size: int) -> bool:
         """Whether this turn of the loop is free; where not, the connection is called back in its turn."""
         if not self._busy and not self._waiting:
-            self._take_turn(connection)
+            self._take_turn(connection, size)
             return True
         self._waiting.setdefault(connection.who, deque()).append(connection)
         return False
 
-    def _take_turn(self, connection: Connection) -> None:
+    def _take_turn(self, connection: Connection, size: int) -> None:
         self._busy = True
-        self._shares.charge(connection.who)
+        self._shares.charge(connection.who, 1 + size / READ)
         connection.loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
@@ -72,7 +73,7 @@ class Connections:
             if not self._waiting[client]:
                 del self._waiting[client]
             if connection in self.open:
-                self._take_turn(connection)
+                self._take_turn(connection, connection.unread)
                 connection.read_on()
                 return
 
@@ -113,11 +114,15 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._headers_since is None and not self._asked():
             self._headers_since = self.loop.time()
-        if self._queued or not self._has_turn():
+        if self._queued or not self._has_turn(len(data)):
             self._unread += data
             self.transport.pause_reading()
         else:
             self._read(data)
+
+    @property
+    def unread(self) -> int:
+        return len(self._unread)
 
     def read_on(self) -> None:
         """Its turn has come."""
@@ -137,7 +142,7 @@ class Connection(H11Protocol):
         """Requests that came along with the one just answered take turns like any other."""
         if self._pipelined:
             self._pipelined = False
-            if not self._has_turn():
+            if not self._has_turn(0):
                 self.transport.pause_reading()
                 return
         super().handle_events()
@@ -164,8 +169,8 @@ class Connection(H11Protocol):
         elif now - self._silent_since > IDLE:
             self.transport.close()
 
-    def _has_turn(self) -> bool:
-        self._queued = not self.shared.may_read(self)
+    def _has_turn(self, size: int) -> bool:
+        self._queued = not self.shared.may_read(self, size)
         return not self._queued
 
     def _read(self, data: bytes) -> None:

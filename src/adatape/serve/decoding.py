@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +19,7 @@ from adatape.serve.uploads import File
 SMALL = 1_000_000  # pixels that are decoded as soon as the header is read
 SMALL_THREADS = 4  # no client has more than half of them
 LARGE_THREADS = max(1, (os.cpu_count() or 1) // 4)
+NICE = 10  # of threads that decode large images: the model and the event loop come first
 
 Gone = Callable[[], Awaitable[bool]]  # whether nobody waits for the answer any more
 
@@ -24,8 +27,8 @@ Gone = Callable[[], Awaitable[bool]]  # whether nobody waits for the answer any 
 class Lane:
     """Threads that are shared among clients by cost."""
 
-    def __init__(self, threads: int, name: str) -> None:
-        self._turns, self._threads = Turns(threads), ThreadPoolExecutor(threads, name)
+    def __init__(self, threads: int, name: str, nice: int = 0) -> None:
+        self._turns, self._threads = Turns(threads), ThreadPoolExecutor(threads, name, _set_nice, (nice,))
 
     async def run(
         self, client: Client, cost: float, function: Callable[..., Any], *arguments: Any, gone: Gone | None = None
@@ -49,7 +52,7 @@ class Decoders:
 
     def __init__(self, channels: int, size: int, most_pixels: int) -> None:
         self.channels, self.size, self.most_pixels = channels, size, most_pixels
-        self._small, self._large = Lane(SMALL_THREADS, "decode"), Lane(LARGE_THREADS, "decode large")
+        self._small, self._large = Lane(SMALL_THREADS, "decode"), Lane(LARGE_THREADS, "decode large", NICE)
 
     async def pictures(self, files: Sequence[File], client: Client, gone: Gone) -> list[Picture]:
         found: list[Picture | int] = []
@@ -89,3 +92,9 @@ class Decoders:
     def close(self) -> None:
         self._small.close()
         self._large.close()
+
+
+def _set_nice(nice: int) -> None:
+    """Of this thread alone, as Linux has it; elsewhere all are alike."""
+    if nice and sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import signal
 import socket
+import sys
 import warnings
 from collections.abc import Collection
 from functools import partial
@@ -27,6 +28,7 @@ from adatape.show.terminal import TABLE, pick_device
 GRACE = 30  # seconds to answer what was accepted
 BACKLOG = 2048  # connections that wait in the kernel
 ACCEPTED = 16  # connections that are accepted in one turn of the event loop
+SWITCH = 0.0005  # seconds that a thread of the model or a decoder may keep the event loop waiting; a tenth of Python's
 MOST_TOKEN = 4096
 TOKEN = "ADATAPE_TOKEN"
 
@@ -84,6 +86,7 @@ def serve(
         raise ValueError("token is empty or not printable ASCII; a header could not carry it")
     # Beyond the trained threshold is each request's own choice, and a text for each would fill the registry.
     warnings.filterwarnings("ignore", message=r".*the model was built, and perhaps trained")
+    sys.setswitchinterval(SWITCH)
     console = Console()
     with _bound(host, port, token is not None) as listening:
         served, limits = load_served(folder), Limits(queue=queue, batch=batch)
