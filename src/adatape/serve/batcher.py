@@ -76,7 +76,7 @@ class Batcher:
         if self.draining:
             raise Draining
         if not self.room.take(client, count):
-            raise Full
+            raise Full(client)
         try:
             yield
         finally:

@@ -37,6 +37,17 @@ class Bodies:
         self.stopped = False
         self.arriving: set[_Body] = set()
 
+    def make_room(self, client: Client, size: int) -> bool:
+        """Gives up the largest unfinished body of whoever holds most, unless that is no more than the client would."""
+        kept = [body for body in self.arriving if body.kept]
+        if not kept:
+            return False
+        largest = max(kept, key=lambda body: (self.room.held(body.client), body.kept))
+        if self.room.held(client) + size >= self.room.held(largest.client):
+            return False
+        largest.give_up()
+        return True
+
     def stop(self) -> None:
         """Ends every body that has not arrived in full; those who sent them are told."""
         self.stopped = True
@@ -65,8 +76,9 @@ class BodyLimit:
             await body.discard(most * DISCARDED)
             await refuse(send, 413, f"the body is over {most:,} bytes, which is the limit")
         except TooMuch:
+            own = body.given_up or not alone
             await body.discard(most)
-            status, whose = (503, "too many uploads") if alone else (429, "too many uploads of yours")
+            status, whose = (429, "too many uploads of yours") if own else (503, "too many uploads")
             await refuse(send, status, f"{whose} at once; try again", [RETRY])
         except TooSlow:
             least = f"less than {self.bodies.least_rate:,.0f} bytes a second for {self.bodies.grace:g} s"
@@ -82,7 +94,7 @@ class _Body:
 
     def __init__(self, receive: Receive, client: Client, bodies: Bodies) -> None:
         self._receive, self.client, self.bodies = receive, client, bodies
-        self.size, self.kept, self.ended = 0, 0, False
+        self.size, self.kept, self.ended, self.given_up = 0, 0, False, False
         self._patience = bodies.grace
         self._timeout: asyncio.Timeout | None = None
         bodies.arriving.add(self)
@@ -93,19 +105,26 @@ class _Body:
         self.size += size
         if self.size > self.bodies.most:
             raise TooLarge
-        if not self.bodies.room.take(self.client, size):
-            raise TooMuch
+        while not self.bodies.room.take(self.client, size):
+            if not self.bodies.make_room(self.client, size):
+                raise TooMuch
         self.kept += size
         return message
 
     async def discard(self, most: int) -> None:
         """Reads on without keeping; never past the end, where nothing would come any more."""
         self._give_back()
+        self.given_up = False
         try:
             while not self.ended and most > 0:
                 most -= len((await self._next()).get("body", b""))
         except (TooSlow, Stopped):
             return
+
+    def give_up(self) -> None:
+        self._give_back()
+        self.given_up = True
+        self.interrupt()
 
     def interrupt(self) -> None:
         if self._timeout is not None:
@@ -119,17 +138,23 @@ class _Body:
         self.bodies.room.give(self.client, self.kept)
         self.kept = 0
 
+    def _check(self) -> None:
+        if self.bodies.stopped:
+            raise Stopped
+        if self.given_up:
+            raise TooMuch
+
     async def _next(self) -> Message:
         if self.ended:  # what comes next is that the client leaves, for which it has all the time
             return await self._receive()
-        if self.bodies.stopped:
-            raise Stopped
+        self._check()
         began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._patience) as self._timeout:
                 message = await self._receive()
         except TimeoutError as error:
-            raise (Stopped if self.bodies.stopped else TooSlow) from error
+            self._check()
+            raise TooSlow from error
         finally:
             self._timeout = None
         waited = asyncio.get_running_loop().time() - began

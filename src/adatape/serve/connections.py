@@ -39,13 +39,25 @@ class Connections:
         self._busy = self._sweeping = False
 
     def enter(self, connection: Connection) -> bool:
-        if self.room.held(connection.who) >= self.most_of_one or not self.room.take(connection.who):
+        held = self.room.held(connection.who)
+        if held >= self.most_of_one or not (self.room.take(connection.who) or self._make_room(connection.who)):
             return False
         self.open.add(connection)
         if not self._sweeping:
             self._sweeping = True
             connection.loop.call_later(SWEEP, self._sweep, connection.loop)
         return True
+
+    def _make_room(self, client: Client) -> bool:
+        """Closes a connection without a request, of whoever has most of them, for a client with fewer."""
+        greediest = self.room.greediest()
+        if self.room.held(client) + 1 < self.room.held(greediest):
+            for other in self.open:
+                if other.who == greediest and other.unused():
+                    self.leave(other)
+                    other.transport.abort()
+                    return self.room.take(client)
+        return False
 
     def leave(self, connection: Connection) -> None:
         if connection in self.open:
@@ -182,6 +194,9 @@ class Connection(H11Protocol):
         self.handle_events()
         if self._asked():
             self._headers_since = None
+
+    def unused(self) -> bool:
+        return not self._asked() and not self._queued
 
     def _asked(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

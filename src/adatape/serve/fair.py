@@ -44,7 +44,7 @@ def client_of(scope: Scope) -> Client:
 
 
 class Room:
-    """An amount for all. A client may hold no more than is left free, so that there is always some for another."""
+    """An amount for all. A client may hold no more than is left free: one can take half, another half of the rest."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -57,6 +57,10 @@ class Room:
 
     def held(self, client: Client) -> int:
         return self._held.get(client, 0)
+
+    def greediest(self) -> Client:
+        """Who holds most; what a client with less needs is taken from there."""
+        return max(self._held, key=self._held.__getitem__, default=LOCAL)
 
     def fits(self, client: Client, amount: int = 1) -> bool:
         return self.held(client) + amount <= self.free
@@ -137,9 +141,16 @@ class Turns:
         try:
             await grant
         except asyncio.CancelledError:
-            if not grant.cancelled():  # granted just before
+            if grant.done() and not grant.cancelled() and grant.exception() is None:  # granted just before
                 self._end(client)
             raise
+
+    def drop(self, client: Client, error: Exception) -> bool:
+        """Ends the wait of the client's last request with an error; False where none waits."""
+        waiting = [grant for grant, _ in self._waiting.get(client, ()) if not grant.done()]
+        if waiting:
+            waiting[-1].set_exception(error)
+        return bool(waiting)
 
     def _end(self, client: Client) -> None:
         self.room.give(client)

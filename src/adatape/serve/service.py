@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ class Service:
 
     async def _with_room(self, count: int, client: Client, work: Callable[[], Awaitable[T]]) -> T:
         try:
+            await self._make_room(count, client)
             with self.batcher.admitted(count, client):
                 async with self.turns.turn(client, count):
                     return await work()
@@ -99,6 +101,15 @@ class Service:
             raise HTTPException(429, full, headers=RETRY) from error
         except Draining as error:
             raise HTTPException(503, "the server is shutting down", headers=RETRY) from error
+
+    async def _make_room(self, count: int, client: Client) -> None:
+        """Where the queue is full, requests that wait give way to those of a client who has fewer of them."""
+        room = self.batcher.room
+        while not self.batcher.draining and not room.fits(client, count):
+            greediest = room.greediest()
+            if room.held(client) + count >= room.held(greediest) or not self.turns.drop(greediest, Full(greediest)):
+                return
+            await asyncio.sleep(0)  # the dropped request gives its room back
 
     def _run(self, samples: Sequence[Tensor], setting: Setting) -> list[Answer]:
         answers = self.engine.answers(samples, setting)
