@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS), help="with commas between")
     parser.add_argument("--clients", type=int, default=8, help="good ones")
     parser.add_argument("--pause", type=float, default=0.1, help="mean seconds between an answer and the next request")
-    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--connections", type=int, default=200, help="hostile ones of each kind")
     parser.add_argument("--addresses", type=int, default=4, help="of each kind")
     parser.add_argument("--threads", type=int, default=1, help="of the server's model")

@@ -493,6 +493,13 @@ def test_connections_beyond_a_clients_share_are_told_so_and_others_come_in(
         wait_until(lambda: server.connections.room.held(client_at("127.0.0.2")) == 2)
 
 
+def test_there_are_never_more_connections_than_files_that_may_be_opened() -> None:
+    code = "import resource as r; from adatape.show.serve import most_connections as most;"
+    code += "r.setrlimit(r.RLIMIT_NOFILE, (512, 1024)); print(most(), r.getrlimit(r.RLIMIT_NOFILE))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=QUIET, check=True)
+    assert done.stdout == "768 (1024, 1024)\n"
+
+
 def test_requests_sent_at_once_are_answered_in_order(served: Served) -> None:
     with listening(create_app(served)) as (address, _, _), connected(address, "127.0.0.2") as peer:
         paths = ["/healthz", "/nowhere", "/v1/model"] * 4

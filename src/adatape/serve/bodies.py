@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -95,7 +96,8 @@ class _Body:
     def __init__(self, receive: Receive, client: Client, bodies: Bodies) -> None:
         self._receive, self.client, self.bodies = receive, client, bodies
         self.size, self.kept, self.ended, self.given_up = 0, 0, False, False
-        self._patience = bodies.grace
+        # Bodies that came together must not all end in the same moment: answering them would hold up the others.
+        self._patience = bodies.grace * random.uniform(1, 1.5)
         self._timeout: asyncio.Timeout | None = None
         bodies.arriving.add(self)
 

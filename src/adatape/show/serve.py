@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adatape.serve.app import create_app
-from adatape.serve.connections import IDLE, Connection, Connections
+from adatape.serve.connections import IDLE, MOST, Connection, Connections
 from adatape.serve.served import load_served
 from adatape.serve.service import Limits, Service
 from adatape.show.terminal import TABLE, pick_device
@@ -30,6 +30,7 @@ BACKLOG = 2048  # connections that wait in the kernel
 ACCEPTED = 16  # connections that are accepted in one turn of the event loop
 SWITCH = 0.0005  # seconds that a thread of the model or a decoder may keep the event loop waiting; a tenth of Python's
 MOST_TOKEN = 4096
+OTHER_FILES = 256  # open files that are no connections
 TOKEN = "ADATAPE_TOKEN"
 
 
@@ -37,7 +38,7 @@ class Server(uvicorn.Server):
     """uvicorn's, which refuses new work as soon as it is told to stop, and then ends as a command does."""
 
     def __init__(self, app: FastAPI) -> None:
-        self.connections = Connections()
+        self.connections = Connections(most_connections())
         super().__init__(
             uvicorn.Config(
                 app,
@@ -146,6 +147,20 @@ def _print_start(console: Console, service: Service, address: str) -> None:
     table.add_row(service.served.name, str(service.engine.device), steps, times)
     console.print(table)
     console.print(f"listening on {address}  (Ctrl+C stops)", highlight=False, soft_wrap=True)
+
+
+def most_connections() -> int:
+    """As many as the system lets a process open: asyncio stops accepting for a second where one cannot be opened."""
+    try:
+        import resource
+    except ImportError:  # no Unix
+        return MOST
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return MOST if soft == resource.RLIM_INFINITY else min(MOST, max(soft - OTHER_FILES, 1))
 
 
 def _summary(service: Service, address: str) -> dict[str, Any]:
