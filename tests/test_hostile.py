@@ -281,7 +281,7 @@ def test_pixels_of_a_request_are_added_up_before_any_large_image_is_decoded(
     large = png(Image.new("1", (6300, 6300)))
     reply = one(create_app(served), "POST", "/v1/classify", files=files(*[large] * 32))
     assert reply.status_code == 422
-    detail = "the images have 1,270,080,000 pixels together; at most 100,000,000 are decoded for a request"
+    detail = "the images have 119,070,000 pixels or more together; at most 100,000,000 are decoded for a request"
     assert (reply.json()["detail"], decoded) == (detail, [])
 
 

@@ -44,6 +44,7 @@ PATHS = (
 )
 
 
+JSON = "application/json"
 BYTES_A_SYMBOL, BYTES_AROUND = 16, 1024  # of a sequence as JSON, spaces and line ends included
 
 
@@ -132,15 +133,15 @@ def _add_watching_paths(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/model")
     async def model() -> Response:
-        return Response(rendered, media_type="application/json")
+        return Response(rendered, media_type=JSON)
 
     @app.get("/v1/heatmap")
     async def heatmap(steps: int | None = None) -> Response:
-        return JSONResponse(await service.gallery.heatmap(service.setting(steps, None)))
+        return Response(await service.gallery.heatmap(service.setting(steps, None)), media_type=JSON)
 
     @app.get("/v1/examples")
     async def examples(count: int = 12) -> Response:
-        return JSONResponse({"examples": await service.gallery.examples(count)})
+        return Response(await service.gallery.examples(count), media_type=JSON)
 
     @app.get("/healthz")
     async def healthz() -> Response:

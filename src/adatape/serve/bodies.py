@@ -11,6 +11,7 @@ from adatape.serve.fair import Client, Room, client_of
 from adatape.serve.limits import CLOSE, RETRY, header, refuse
 
 DISCARDED = 8  # times the limit that is read and thrown away, so that a client hears the reason and not a reset
+REST = 256_000  # bytes that are read for the same reason where there is no room: more would be what the refusal spares
 
 
 class TooLarge(Exception):  # noqa: N818
@@ -78,9 +79,9 @@ class BodyLimit:
             await refuse(send, 413, f"the body is over {most:,} bytes, which is the limit")
         except TooMuch:
             own = body.given_up or not alone
-            await body.discard(most)
+            await body.discard(REST)
             status, whose = (429, "too many uploads of yours") if own else (503, "too many uploads")
-            await refuse(send, status, f"{whose} at once; try again", [RETRY])
+            await refuse(send, status, f"{whose} at once; try again", [RETRY, CLOSE])
         except TooSlow:
             least = f"less than {self.bodies.least_rate:,.0f} bytes a second for {self.bodies.grace:g} s"
             await refuse(send, 408, f"the body came in at {least}", [CLOSE])
@@ -97,7 +98,7 @@ class _Body:
         self._receive, self.client, self.bodies = receive, client, bodies
         self.size, self.kept, self.ended, self.given_up = 0, 0, False, False
         # Bodies that came together must not all end in the same moment: answering them would hold up the others.
-        self._patience = bodies.grace * random.uniform(1, 1.5)
+        self._patience = self._grace = bodies.grace * random.uniform(1, 1.5)
         self._timeout: asyncio.Timeout | None = None
         bodies.arriving.add(self)
 
@@ -161,7 +162,7 @@ class _Body:
             self._timeout = None
         waited = asyncio.get_running_loop().time() - began
         earned = len(message.get("body", b"")) / self.bodies.least_rate
-        self._patience = min(self.bodies.grace, self._patience - waited + earned)
+        self._patience = min(self._grace, self._patience - waited + earned)
         self.ended = not message.get("more_body", False)
         if self.ended:
             self.bodies.arriving.discard(self)

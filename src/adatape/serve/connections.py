@@ -18,6 +18,7 @@ HEADERS = 10  # seconds from a request's first byte to the end of its headers
 IDLE = 30  # seconds that a silent connection is kept
 WRITING = 10  # seconds that a client may leave its answer unread
 LEAVING = 1  # the same, once the server shuts down
+AT_ONCE = 1 << 16  # bytes that are read in one turn
 READ = 8192  # bytes that cost as much as another request
 SWEEP = 0.5  # seconds between two looks at all connections
 HELD = 1.0  # seconds before a connection too many is told so: who comes again at once would cost more than it gets
@@ -113,6 +114,8 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if hasattr(transport, "max_size"):  # asyncio's own would read, and the loop then handle, 256 kB at once
+            transport.max_size = AT_ONCE
         self.who = client_at(self.client[0]) if self.client else LOCAL
         if not self.shared.enter(self):
             transport.pause_reading()

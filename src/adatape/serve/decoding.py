@@ -17,7 +17,7 @@ from adatape.serve.pictures import Picture, checked_pixels, picture
 from adatape.serve.uploads import File
 
 SMALL = 1_000_000  # pixels that are decoded as soon as the header is read
-SMALL_THREADS = 4  # no client has more than half of them
+SMALL_THREADS = max(2, (os.cpu_count() or 1) // 2)  # no network has more than half of them
 LARGE_THREADS = max(1, (os.cpu_count() or 1) // 4)
 NICE = 10  # of threads that decode large images: the model and the event loop come first
 
@@ -57,8 +57,7 @@ class Decoders:
     async def pictures(self, files: Sequence[File], client: Client, gone: Gone) -> list[Picture]:
         found: list[Picture | int] = []
         while len(found) < len(files):
-            found += await self._small.run(client, 1, self._first, files[len(found) :])
-        self._check(found)
+            found += await self._small.run(client, 1, self._first, files[len(found) :], _pixels(found))
         return [await self._finished(file, each, client, gone) for file, each in zip(files, found, strict=True)]
 
     async def _finished(self, file: File, found: Picture | int, client: Client, gone: Gone) -> Picture:
@@ -67,31 +66,35 @@ class Decoders:
         done: Picture = await self._large.run(client, found, self._decoded, file, gone=gone)
         return done
 
-    def _first(self, files: Sequence[File]) -> list[Picture | int]:
+    def _first(self, files: Sequence[File], before: int) -> list[Picture | int]:
         """The first files, as many as make up a short piece of work: decoded if small, else their pixels."""
         found: list[Picture | int] = []
-        spent = 0
+        decoded = 0
         for file in files:
             pixels = checked_pixels(file.content, file.name)
+            self._check(before + _pixels(found) + pixels)
             small = pixels <= SMALL
             found.append(self._decoded(file) if small else pixels)
-            spent += pixels if small else 0
-            if spent > SMALL:
+            decoded += pixels if small else 0
+            if decoded > SMALL:
                 break
         return found
 
     def _decoded(self, file: File) -> Picture:
         return picture(file.content, file.name, self.channels, self.size)
 
-    def _check(self, found: Sequence[Picture | int]) -> None:
-        pixels = sum(each.width * each.height if isinstance(each, Picture) else each for each in found)
+    def _check(self, pixels: int) -> None:
         if pixels > self.most_pixels:
             most = f"at most {self.most_pixels:,} are decoded for a request"
-            raise HTTPException(422, f"the images have {pixels:,} pixels together; {most}")
+            raise HTTPException(422, f"the images have {pixels:,} pixels or more together; {most}")
 
     def close(self) -> None:
         self._small.close()
         self._large.close()
+
+
+def _pixels(found: Sequence[Picture | int]) -> int:
+    return sum(each.width * each.height if isinstance(each, Picture) else each for each in found)
 
 
 def _set_nice(nice: int) -> None:

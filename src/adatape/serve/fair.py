@@ -119,7 +119,7 @@ class Shares:
 
 
 class Turns:
-    """So many at once, as `Room` allows; the others wait, and whoever has had least goes next."""
+    """So many at once, of each network as many as `Room` allows; the others wait, who has had least goes next."""
 
     def __init__(self, total: int) -> None:
         self.room = Room(total)
@@ -153,16 +153,20 @@ class Turns:
         return bool(waiting)
 
     def _end(self, client: Client) -> None:
-        self.room.give(client)
+        self.room.give(_network(client))
         self._wake()
 
     def _wake(self) -> None:
-        while fitting := [client for client in self._waiting if self.room.fits(client)]:
+        while fitting := [client for client in self._waiting if self.room.fits(_network(client))]:
             client = self._shares.least(fitting)
             grant, cost = self._waiting[client].popleft()
             if not self._waiting[client]:
                 del self._waiting[client]
             if not grant.done():  # done: its request was cancelled
-                self.room.take(client)
+                self.room.take(_network(client))
                 self._shares.charge(client, cost)
                 grant.set_result(None)
+
+
+def _network(client: Client) -> Client:
+    return Client(client.network, "")

@@ -29,6 +29,7 @@ GRACE = 30  # seconds to answer what was accepted
 BACKLOG = 2048  # connections that wait in the kernel
 ACCEPTED = 16  # connections that are accepted in one turn of the event loop
 SWITCH = 0.0005  # seconds that a thread of the model or a decoder may keep the event loop waiting; a tenth of Python's
+UNREAD = 1 << 17  # bytes that the kernel keeps of a connection before it is read; its own choice goes up to megabytes
 MOST_TOKEN = 4096
 OTHER_FILES = 256  # open files that are no connections
 TOKEN = "ADATAPE_TOKEN"
@@ -124,6 +125,7 @@ def _bound(host: str, port: int, guarded: bool) -> socket.socket:
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD)  # each connection's is like it
         listening.bind(place)
     except OSError as error:
         listening.close()
