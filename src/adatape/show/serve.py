@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import signal
@@ -94,8 +95,14 @@ def serve(
         served, limits = load_served(folder), Limits(queue=queue, batch=batch)
         app = create_app(served, device=pick_device(device), token=token, limits=limits, hosts={host, *hosts})
         address = _address(host, listening.getsockname()[1])
+        gc.collect()
+        gc.freeze()  # a full collection would otherwise go through all that was imported, and stop the server meanwhile
+        listening.listen(BACKLOG)  # who comes as soon as the address is printed waits, and is not refused
         _print_start(console, app.state.service, address)
-        Server(app).run(sockets=[listening])
+        try:
+            Server(app).run(sockets=[listening])
+        finally:
+            gc.unfreeze()
     return _summary(app.state.service, address)
 
 
