@@ -5,7 +5,7 @@
 A server of the packaged digits model; good clients at 127.0.0.1 that ask one image at a time and the next as soon as
 they are answered; and, kind after kind and then all together, 200 hostile connections of each kind from addresses of
 its own (127.0.1.x, 127.0.2.x, …), in another process. What the server closes is opened again at once. The ratio is
-p99 of the good clients over the median p99 of the rounds without the others. Takes under two minutes.
+p99 of the good clients over the median p99 of the quiet rounds before and between. Takes under two minutes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
                 measure(f"quiet {number // 3 + 2}", [])
         if len(kinds) > 1:
             measure("all together", kinds)
-            measure("quiet, last", [])
+            measure("afterwards", [])
     quiet = statistics.median(row["p99_ms"] for name, row in rows.items() if name.startswith("quiet"))
     for name, row in rows.items():
         row["ratio"] = row["p99_ms"] / quiet
