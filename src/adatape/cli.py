@@ -179,7 +179,8 @@ def serve(
     run: tyro.conf.Positional[Path | None] = None,
     host: str = "127.0.0.1",
     port: int = 8000,
-    token: str | None = None,
+    token_file: Path | None = None,
+    allow_host: tuple[str, ...] = (),
     queue: Quantity = 256,
     batch: Quantity = 32,
     device: str = "auto",
@@ -189,17 +190,19 @@ def serve(
 
     Args:
         run: a run folder
-        host: address to bind to; others than loopback want a token
+        host: address to bind to; others than loopback need a token
         port: port to bind to
-        token: bearer token that requests must carry
-        queue: requests that may wait before more are refused
+        token_file: file with the bearer token that requests must carry; without one, ADATAPE_TOKEN of the environment
+        allow_host: further names by which clients may call the server, as in the Host header
+        queue: images that may wait before more are refused; one client may have half of them
         batch: most images per forward pass
         device: cpu, cuda, or auto
         trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
     """
+    from adatape.show.serve import read_token
     from adatape.show.serve import serve as start
 
-    start(run, host, port, token, queue, batch, device, trust)
+    start(run, host, port, read_token(token_file), queue, batch, device, allow_host, trust)
 
 
 def figures(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,7 +109,8 @@ def _without_data(folder: Path) -> tuple[Experiment, Adaptive]:
 
 def _accuracy(folder: Path) -> float | None:
     try:
-        return float(json.loads((folder / RESULT).read_text())["accuracy"])
+        accuracy = float(json.loads((folder / RESULT).read_text())["accuracy"])
+        return accuracy if math.isfinite(accuracy) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
