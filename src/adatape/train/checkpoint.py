@@ -125,7 +125,7 @@ def sweep(folder: Path) -> None:
     """Removes what interrupted saves and removals left; the first process does."""
     for path in Path(folder).glob(".step-*") if is_first() else ():
         if path.suffix in (".partial", ".removed"):
-            shutil.rmtree(path)
+            _remove(path)
 
 
 def _begin(target: Path, partial: Path, facts: dict[str, Any]) -> bool:
@@ -137,8 +137,7 @@ def _begin(target: Path, partial: Path, facts: dict[str, Any]) -> bool:
     with contextlib.suppress(DamagedCheckpoint):  # a damaged or missing one is written again
         verify(target)
         return False
-    if partial.exists():
-        shutil.rmtree(partial)
+    _remove(partial)
     partial.mkdir(parents=True)
     return True
 
@@ -155,7 +154,7 @@ def _seal(partial: Path, target: Path, step: int, facts: dict[str, Any]) -> None
     (partial / MANIFEST).write_text(_rendered({"step": step, "facts": facts, "files": files}))
     for path in (*(partial / name for name in (*names, MANIFEST)), partial):
         _sync(path)
-    if target.exists():
+    if os.path.lexists(target):
         _discard(target)
     partial.rename(target)
     _sync(target.parent)
@@ -164,11 +163,18 @@ def _seal(partial: Path, target: Path, step: int, facts: dict[str, Any]) -> None
 def _discard(path: Path) -> None:
     """Hides, then deletes, so that no moment shows half a checkpoint."""
     hidden = path.with_name(f".{path.name}.removed")
-    if hidden.exists():
-        shutil.rmtree(hidden)
+    _remove(hidden)
     path.rename(hidden)
     _sync(path.parent)
-    shutil.rmtree(hidden)
+    _remove(hidden)
+
+
+def _remove(path: Path) -> None:
+    """A folder, or whatever else bears its name: rmtree would wait for a pipe."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _rendered(manifest: dict[str, Any]) -> str:
