@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import settings
+from small_runs import Forks
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
@@ -27,6 +28,14 @@ def one_order_of_sums() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """Training processes at once: one that has imported torch, and its copies."""
+    server = Forks(tmp_path_factory.mktemp("said"))
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -53,13 +53,6 @@ pytestmark = pytest.mark.usefixtures("one_order_of_sums")
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    server = Forks(tmp_path_factory.mktemp("said"))
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
 def undisturbed(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "undisturbed"
     forks.finish(command(out, STEPS))

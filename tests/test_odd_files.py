@@ -321,13 +321,6 @@ def test_a_server_turns_uploads_as_its_run_did() -> None:
     assert served._replace(experiment=turning).exif_orientation
 
 
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    server = Forks(tmp_path_factory.mktemp("said"))
-    yield server
-    server.close()
-
-
 def test_a_killed_worker_is_one_line_and_the_run_goes_on_later(forks: Forks, tmp_path: Path) -> None:
     folder, out = write_folder(tmp_path / "images", 40), tmp_path / "run"
     images = {"data__source": "folder", "data__path": str(folder), "data__size": 16, "engine__workers": 2}
@@ -346,7 +339,7 @@ def test_a_killed_worker_is_one_line_and_the_run_goes_on_later(forks: Forks, tmp
     assert again.wait() == 143
 
 
-class Suicidal(ImageSet):
+class Ending(ImageSet):
     """A set whose first image ends the worker that reads it."""
 
     def __init__(self, end: Callable[[], None]) -> None:
@@ -370,7 +363,7 @@ ENDS: dict[str, Callable[[], None]] = {
 def test_a_worker_that_dies_while_scoring_says_how(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))  # seconds until it looks
     with pytest.raises(WorkerDied, match=rf"data worker \d+ {said}; .* lower engine\.workers"):
-        list(labelled_images(Suicidal(ENDS[said]), 8, 2, Part(), CPU, workers=1))
+        list(labelled_images(Ending(ENDS[said]), 8, 2, Part(), CPU, workers=1))
 
 
 def test_a_dead_worker_interrupts_nothing_but_the_wait_for_data() -> None:

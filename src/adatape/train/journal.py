@@ -102,6 +102,8 @@ def _board(folder: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
+    if os.path.lexists(folder) and not folder.is_dir():  # a pipe would be waited for
+        raise NotADirectoryError(f"{folder} is no folder; remove it")
     return SummaryWriter(folder, purge_step=step + 1 if step else None)
 
 
