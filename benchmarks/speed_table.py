@@ -27,6 +27,8 @@ from record import Row, add_rows
 from adatape.measure.sides import How, build_side
 from adatape.show.bench import Spec, reference_of, spec_of
 
+OF_ENVIRONMENT = ("hardware", "torch", "commit", "date")  # which every row has under that name
+
 
 class Part(NamedTuple):
     """Models that share a reference, and how they are compared."""
@@ -91,7 +93,8 @@ def timed(given: Sequence[str]) -> list[Row]:
         command = [sys.executable, "-m", "adatape", "bench", *given, "--out", str(out)]
         subprocess.run(command, check=False)
         rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.is_file() else []
-    return [{"case": case_of(row), **row} for row in rows]
+    figures = [{name: value for name, value in row.items() if name not in OF_ENVIRONMENT} for row in rows]
+    return [{"case": case_of(row), **row} for row in figures]
 
 
 def main(given: Sequence[str] | None = None) -> None:

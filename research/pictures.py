@@ -1,6 +1,6 @@
-"""The pictures of docs/results.md: accuracy against measured cost, and parity by training step.
+"""The docs' pictures of studies: accuracy against measured cost, parity by training step, speed against FLOPs.
 
-python research/pictures.py                draws docs/images/evidence.png and docs/images/parity.png
+python research/pictures.py                draws evidence.png, parity.png and speed.png in docs/images
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from parity_tables import ADATAPE, LENGTHS, Run, runs_in
 from rows import RESULTS, read_rows
 
+from adatape.show.pictures.speed import draw_speed
 from adatape.show.pictures.style import ALERT, BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, picture, tidy
 
 IMAGES = RESULTS.parent / "docs" / "images"
@@ -138,6 +139,8 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments.into.mkdir(parents=True, exist_ok=True)
     draw_costs(arguments.into / "evidence.png", cells(read_rows(RESULTS / "evidence.jsonl")))
     draw_parity(arguments.into / "parity.png", runs_in("parity"))
+    timed = [row for row in read_rows(RESULTS / "speed.jsonl") if row["device"] == "cuda"]
+    draw_speed(arguments.into / "speed.png", [row | {"hardware": row["environment"]["hardware"]} for row in timed])
 
 
 if __name__ == "__main__":

@@ -113,3 +113,19 @@ def test_margins_of_parity_are_told_at_every_length() -> None:
     assert isinstance(model, AdaTape)
     lines = list(script("research/parity.py").margins(model, 16, (16, 32), count=20))
     assert [line.split("accuracy")[0].split() for line in lines] == [["N", "16"], ["N", "32"]]
+
+
+def test_speed_is_timed_by_the_command_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = script("benchmarks/speed_table.py")
+    stored = rows_in(ROOT / "results" / "speed.jsonl")[0]
+    measured = {name: value for name, value in stored.items() if name not in ("case", "environment")}
+
+    def bench(command: list[str], **_: Any) -> None:
+        assert command[1:4] == ["-m", "adatape", "bench"]
+        row = {**measured, **{name: stored["environment"][name] for name in table.OF_ENVIRONMENT}}
+        Path(command[command.index("--out") + 1]).write_text(json.dumps({"rows": [row]}))
+
+    monkeypatch.setattr(table.subprocess, "run", bench)
+    assert table.timed(["adatape_base_patch16_224"]) == [{"case": stored["case"], **measured}]
+    monkeypatch.setattr(table.subprocess, "run", lambda *_, **__: None)  # a bench that failed has left no file
+    assert table.timed(["adatape_base_patch16_224"]) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy.stats import spearmanr
 from scripts import ROOT, script
 
@@ -52,6 +53,13 @@ def test_pages_are_written_and_studies_are_printed(
     assert "plainvit-4-depth-4" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         tables.main([])
+
+
+def test_the_docs_pictures_are_drawn_from_the_files(tmp_path: Path) -> None:
+    script("research/pictures.py").main(["--into", str(tmp_path)])
+    for path in tmp_path.iterdir():
+        assert Image.open(path).size == Image.open(ROOT / "docs" / "images" / path.name).size
+    assert {path.name for path in tmp_path.iterdir()} == {"evidence.png", "parity.png", "speed.png"}
 
 
 def test_results_are_few_files_and_small() -> None:
