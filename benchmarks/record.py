@@ -10,7 +10,6 @@ from typing import Any
 
 from adatape.train.files import whole
 from adatape.train.folder import environment
-from adatape.train.journal import lines_of
 
 Row = dict[str, Any]
 
@@ -18,7 +17,8 @@ Row = dict[str, Any]
 def add_rows(out: Path, rows: Sequence[Row], device: str, **more: Any) -> None:
     """Each after the others, or in the place of the row of the same `case`; `more` is the environment's."""
     found = environment(device) | more
-    every = {row["case"]: row for row in lines_of(out)}
+    lines = out.read_text().splitlines() if out.is_file() else ()
+    every = {row["case"]: row for row in map(json.loads, lines)}
     every |= {row["case"]: row | {"environment": found} for row in rows}
     out.parent.mkdir(parents=True, exist_ok=True)
     with whole(out) as partial:

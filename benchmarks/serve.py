@@ -91,7 +91,12 @@ def bodies(folder: Path, budget: dict[str, str]) -> list[tuple[bytes, dict[str, 
 
 
 async def keep_asking(
-    client: httpx.AsyncClient, forms: list[Any], draws: random.Random, end: float, taken: list[tuple[int, float]]
+    client: httpx.AsyncClient,
+    forms: list[Any],
+    draws: random.Random,
+    end: float,
+    taken: list[tuple[int, float]],
+    pause: float,
 ) -> None:
     while (began := time.perf_counter()) < end:
         content, headers = draws.choice(forms)
@@ -100,10 +105,12 @@ async def keep_asking(
         except httpx.HTTPError:
             status = 0
         taken.append((status, time.perf_counter() - began))
+        if pause:
+            await asyncio.sleep(pause * 2 * draws.random())
 
 
-async def load(address: str, forms: list[Any], clients: int, seconds: float) -> dict[str, Any]:
-    """Closed loop: so many clients, each with one request under way."""
+async def load(address: str, forms: list[Any], clients: int, seconds: float, pause: float = 0) -> dict[str, Any]:
+    """Closed loop: so many clients, each with one request under way, or pausing so many seconds in the mean."""
     async with AsyncExitStack() as stack:
         # A client each: one pool of many connections is searched for every request.
         own = [httpx.AsyncClient(base_url=address, timeout=30, verify=NO_TLS) for _ in range(clients)]
@@ -112,7 +119,9 @@ async def load(address: str, forms: list[Any], clients: int, seconds: float) -> 
         for length in (WARM_UP, seconds):
             taken: list[tuple[int, float]] = []
             began = time.perf_counter()
-            asking = (keep_asking(each, forms, random.Random(n), began + length, taken) for n, each in enumerate(own))
+            asking = (
+                keep_asking(each, forms, random.Random(n), began + length, taken, pause) for n, each in enumerate(own)
+            )
             await asyncio.gather(*asking)
             took = time.perf_counter() - began
     statuses = Counter(str(status) for status, _ in taken)

@@ -219,6 +219,17 @@ def served() -> str:
     return table(["requests/s (p50, p99 in ms)", "1 client", "16", "64"], rows)
 
 
+def served_beside_hostile_clients() -> str:
+    every = rows_of("serve_hostile")
+    quiet = statistics.median(row["p99_ms"] for row in every if row["case"].startswith("quiet"))
+    rows = [
+        [row["case"], f"{row['p50_ms']:.0f}", f"{row['p99_ms']:.0f}", f"{row['ratio']:.1f}"]
+        for row in every
+        if not row["case"].startswith("quiet")
+    ]
+    return table(["200 connections", "p50, ms", "p99, ms", f"over the quiet p99 ({quiet:.0f} ms)"], rows)
+
+
 def loop_and_loader() -> str:
     whole, small = (only(rows_of("loop"), model=name) for name in ("vit_base_patch16_224", "plainvit_tiny_patch16_224"))
     (loader,) = rows_of("loader")

@@ -47,6 +47,7 @@ PLACES = {
     "kernels by part": Place("performance.md", speed_tables.parts),
     "speed on a CPU": Place("performance.md", speed_tables.on_cpu),
     "server": Place("budgets.md", speed_tables.served),
+    "hostile clients": Place("budgets.md", speed_tables.served_beside_hostile_clients),
 }
 
 

@@ -108,7 +108,7 @@ def test_a_run_that_has_learnt_stops_early(here: Path, capsys: pytest.CaptureFix
         ("sweep parity-small --over reader.stepps=1,2", "reader.stepps is no field of this experiment; it has recipe"),
         ("eval nowhere --device tpu9", "nowhere has no config.json"),
         ("train parity --device gpu", "device is 'gpu'; it must be auto, cpu, or cuda"),
-        ("cost vit_tiny_patch16_224 --bank learn", "vit_tiny_patch16_224 does not take these options"),
+        ("cost vit_tiny_patch16_224 --bank learn", "bank is 'learn'; vit_tiny_patch16_224 does not take it"),
         ("cost adatape_tiny_patch16_224 --tape 99", "tape is 99; this model reads between 0 and 10 tokens"),
         ("cost adatape_tiny_patch16_224 --bank both", "bank is 'both'; it must be 'input' or 'learn'"),
         ("eval nowhere", "nowhere has no config.json; it must be the folder of a finished run"),

@@ -66,13 +66,19 @@ def test_a_benchmark_adds_a_row_for_each_case_and_renews_its_own(name: str, tmp_
     assert rows_in(out)[1]["again"]
 
 
-@pytest.mark.skipif(not LONG, reason="two servers take a while to start; `make test-faults`")
-def test_the_servers_answer_their_load(tmp_path: Path) -> None:
-    out = tmp_path / "serve.jsonl"
-    given = ["--adatape", MODEL, "--plain", MODEL, "--clients", "1", "--seconds", "0.2", "--rounds", "1"]
-    script("benchmarks/serve.py").main([str(out), *given])
+@pytest.mark.skipif(not LONG, reason="servers take a while to start; `make test-faults`")
+@pytest.mark.parametrize(
+    ("name", "given", "cases"),
+    [
+        ("serve", ["--adatape", MODEL, "--plain", MODEL, "--clients", "1", "--seconds", "0.2", "--rounds", "1"], 5),
+        ("serve_hostile", ["--kinds", "silent", "--seconds", "0.5", "--connections", "3", "--clients", "2"], 2),
+    ],
+)
+def test_servers_answer_their_load(name: str, given: list[str], cases: int, tmp_path: Path) -> None:
+    out = tmp_path / f"{name}.jsonl"
+    script(f"benchmarks/{name}.py").main([str(out), *given])
     rows = rows_in(out)
-    assert len(rows) == 5
+    assert len(rows) == cases
     assert all(row["requests_per_second"] > 0 and row["errors"] == 0 for row in rows)
 
 

@@ -30,8 +30,9 @@ from adatape.models.options import check_options, check_wrap
 from adatape.recipes import RECIPES
 from adatape.serve.served import load_served
 from adatape.train.files import whole
-from adatape.train.folder import RESULT, WEIGHTS, load_run, prepare, write, write_weights
+from adatape.train.folder import RESULT, WEIGHTS, load_run, prepare, write
 from adatape.train.task import build_for
+from adatape.train.weights import write_weights
 
 Config = dict[str, Any]
 

@@ -1,5 +1,16 @@
-"""`python -m adatape`, which torchrun needs: `torchrun --nproc-per-node 8 -m adatape train …`."""
+"""The command `adatape`, and `python -m adatape`, which torchrun needs: `torchrun --nproc-per-node 8 -m adatape …`."""
 
-from adatape.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    try:
+        from adatape.cli import main as run
+    except KeyboardInterrupt:
+        print("adatape: stopped", file=sys.stderr)
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

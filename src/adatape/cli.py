@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json as json_module
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import tyro
+from annotated_types import Ge, Le
 
-from adatape.config import Bench, Experiment, TapeFFN
+from adatape.config import (
+    Bench,
+    Count,
+    Experiment,
+    NotNegative,
+    Quantity,
+    QuantityOrZero,
+    Seed,
+    TapeFFN,
+    Width,
+)
 from adatape.recipes import RECIPES
 
 
@@ -48,7 +61,7 @@ def _recipe_choice() -> Any:
     return choice
 
 
-def demo(out: Path = Path("runs/demo"), seed: int = 0, json: bool = False) -> None:
+def demo(out: Path = Path("runs/demo"), seed: Seed = 0, json: bool = False) -> None:
     """Train AdaTape and a plain Transformer on parity side by side, and draw what happened.
 
     Args:
@@ -88,7 +101,7 @@ def train(
 
 def evaluate(
     run: tyro.conf.Positional[Path],
-    length: int | None = None,
+    length: Width | None = None,
     budgets: str | None = None,
     device: str = "auto",
     trust: bool = False,
@@ -119,7 +132,7 @@ def evaluate(
 def budget(
     run: tyro.conf.Positional[Path],
     latency: str | None = None,
-    gflops: float | None = None,
+    gflops: NotNegative | None = None,
     accuracy: str | None = None,
     device: str = "auto",
     trust: bool = False,
@@ -166,9 +179,10 @@ def serve(
     run: tyro.conf.Positional[Path | None] = None,
     host: str = "127.0.0.1",
     port: int = 8000,
-    token: str | None = None,
-    queue: int = 256,
-    batch: int = 32,
+    token_file: Path | None = None,
+    allow_host: tuple[str, ...] = (),
+    queue: Quantity = 256,
+    batch: Quantity = 32,
     device: str = "auto",
     trust: bool = False,
 ) -> None:
@@ -176,22 +190,24 @@ def serve(
 
     Args:
         run: a run folder
-        host: address to bind to; others than loopback want a token
+        host: address to bind to; others than loopback need a token
         port: port to bind to
-        token: bearer token that requests must carry
-        queue: requests that may wait before more are refused
+        token_file: file with the bearer token that requests must carry; without one, ADATAPE_TOKEN of the environment
+        allow_host: further names by which clients may call the server, as in the Host header
+        queue: images that may wait before more are refused; one client may have half of them
         batch: most images per forward pass
         device: cpu, cuda, or auto
         trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
     """
+    from adatape.show.serve import read_token
     from adatape.show.serve import serve as start
 
-    start(run, host, port, token, queue, batch, device, trust)
+    start(run, host, port, read_token(token_file), queue, batch, device, allow_host, trust)
 
 
 def figures(
     run: tyro.conf.Positional[Path],
-    samples: int = 2000,
+    samples: Count = 2000,
     device: str = "auto",
     trust: bool = False,
     json: bool = False,
@@ -271,8 +287,8 @@ def cost(
     model: tyro.conf.Positional[str],
     bank: str | None = None,
     tape_ffn: TapeFFN | None = None,
-    classes: int = 1000,
-    tape: int | None = None,
+    classes: Annotated[int, Ge(1), Le(10_000_000)] = 1000,
+    tape: QuantityOrZero | None = None,
     json: bool = False,
 ) -> None:
     """Parameters and GFLOPs of a model, by part; one multiply-add counts as 1.
@@ -316,7 +332,7 @@ def sweep(
     over: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     out: Path | None = None,
     device: str = "auto",
-    together: int = 1,
+    together: Quantity = 1,
     trust: bool = False,
     json: bool = False,
 ) -> None:
@@ -382,27 +398,88 @@ VERBS: dict[str, Callable[..., None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    given = _with_kind(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            VERBS,
-            prog="adatape",
-            description="Transformers whose computation adapts to each input.",
-            args=given,
-            config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.CascadeSubcommandArgs),
-        )
+        _parsed(list(sys.argv[1:] if arguments is None else arguments))()
     except BrokenPipeError as error:  # whoever reads has seen enough, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from error
+    except KeyboardInterrupt as error:
+        _end("stopped", 130, error)
     except (ValueError, OSError) as error:
-        print(f"adatape: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+        _end(" ".join(str(error).split()), 2, error)
     except Exception as error:
         code = getattr(error, "code", None)  # a run that was asked to stop; its class lies behind torch
-        if not isinstance(code, int):
-            raise
-        print(f"adatape: {error}", file=sys.stderr)
-        raise SystemExit(code) from error
+        if isinstance(code, int):
+            _end(str(error), code, error)
+        if _was_interrupted(error):
+            _end("stopped", 130, error)
+        if _is_out_of_memory(error):
+            reason = str(error).strip().partition("\n")[0]
+            _end(f"the memory does not suffice: {reason}; smaller batches or a smaller model need less", 2, error)
+        raise
+
+
+def _end(text: str, code: int, error: BaseException) -> NoReturn:
+    print(f"adatape: {text}", file=sys.stderr)
+    raise SystemExit(code) from error
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Libraries that are interrupted while they are imported may say that they cannot be."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch has a class of its own for a GPU's memory only."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
+
+
+def _parsed(given: list[str]) -> Callable[[], None]:
+    """The verb with its options, yet to be called; what the parser refuses is one line."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            chosen: Callable[[], None] = tyro.extras.subcommand_cli_from_dict(
+                {name: _checked(verb) for name, verb in VERBS.items()},
+                prog="adatape",
+                description="Transformers whose computation adapts to each input.",
+                args=_with_kind(given),
+                config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.CascadeSubcommandArgs),
+            )
+    except SystemExit as stop:
+        if stop.code:
+            _end(_refusal(said.getvalue()), 2, stop)
+        raise
+    return chosen
+
+
+def _checked(verb: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """The verb, to be called once its options are within their limits."""
+
+    @functools.wraps(verb)
+    def choose(*args: Any, **kwargs: Any) -> Callable[[], None]:
+        from adatape.validation import call_checked
+
+        return functools.partial(call_checked, verb, *args, **kwargs)
+
+    return choose
+
+
+def _refusal(box: str) -> str:
+    """What the parser says in a box: the first section, and of the others an option that may have been meant."""
+    sections: list[list[str]] = [[]]
+    for line in box.strip().splitlines()[1:]:  # the first has the title
+        text = line.strip("│╰╯─ ")
+        if text.strip("-"):
+            sections[-1].append(text)
+        elif set(line) & set("─-") and sections[-1]:
+            sections.append([])
+    words = (" ".join(sections[0]) or " ".join(box.split())).partition(" Got errors:")[0].rstrip(".")
+    near = next((text.split()[0] for section in sections[1:] for text in section if text.startswith("--")), None)
+    return f"{words}{f'; perhaps {near} was meant' if near and near not in words else ''}; --help lists what there is"
 
 
 def _with_kind(given: list[str]) -> list[str]:
@@ -424,7 +501,9 @@ def _numbers(name: str, text: str, kind: type[Any]) -> tuple[Any, ...]:
 
 def _print_json(values: dict[str, Any], wanted: bool) -> None:
     if wanted:
-        print(json_module.dumps(values))
+        from adatape.validation import finite
+
+        print(json_module.dumps(finite(values), allow_nan=False))
 
 
 if __name__ == "__main__":

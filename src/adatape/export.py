@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -33,6 +33,7 @@ from adatape.models.ponder import PonderNet
 from adatape.records import Tape
 from adatape.train.files import whole
 from adatape.train.folder import load_run
+from adatape.train.lock import writing
 
 M = TypeVar("M", bound=Adaptive)
 Format = Literal["onnx", "torch"]
@@ -112,7 +113,8 @@ def export_run(folder: Path, to: Format, out: Path | None = None, trust: bool = 
     """Writes a finished run's model, beside its config.json unless told where; an existing file stays as it is."""
     path = export_path(folder, to, out)
     experiment, model = load_run(folder, trust=trust)
-    export_model(model, example_for(experiment, model), to, path, facts(experiment, model))
+    with writing(folder) if out is None else nullcontext():
+        export_model(model, example_for(experiment, model), to, path, facts(experiment, model))
     return path
 
 
@@ -269,7 +271,8 @@ def _shown(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
     channels = model.vit.in_chans
     names = None if data.source == "shards" else open_images(data, "test").names
     size = {"input_size": [channels, data.size, data.size], "mean": [0.5] * channels, "std": [0.5] * channels}
-    return {**size, "labels": list(names)} if names else size
+    labels = {"labels": list(names)} if names else {}
+    return {**size, "exif_orientation": data.exif_orientation, **labels}
 
 
 def open_export(path: Path) -> Callable[[dict[str, Tensor]], Exported]:

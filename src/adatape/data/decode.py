@@ -1,18 +1,31 @@
-"""Images out of bytes; what cannot be read says why."""
+"""Images out of files and bytes; what cannot be read says why."""
 
 from __future__ import annotations
 
+import errno
 import io
 import math
-from typing import Literal, NamedTuple
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple
 
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 Modes = Literal["convert", "refuse"]
 
-# Pillow knows more by content, whatever a file is called, and some start other programs, as EPS does Ghostscript.
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")  # of others, some start programs: EPS runs Ghostscript
 MOST_PIXELS = 178_956_970 // 2  # what Pillow warns about; it refuses only twice as many
+MOST_BYTES = 4 * MOST_PIXELS + (1 << 20)  # so many pixels with alpha, uncompressed, and what is said about them
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 WIDE_MODES = ("I", "F")  # 16-bit and float values have no agreed range to scale to 0..255
 REFUSAL = "{name} has mode {mode}; modes is refuse, which takes RGB alone"
 
@@ -30,8 +43,8 @@ class Decoded(NamedTuple):
     converted: bool  # it was not RGB
 
 
-def decode(content: bytes, name: str, modes: Modes = "convert") -> Decoded:
-    """An RGB image of a file's content; alpha is dropped."""
+def decode(content: bytes, name: str, modes: Modes = "convert", exif_orientation: bool = False) -> Decoded:
+    """An RGB image of a file's content, turned as its EXIF says where that is wanted; alpha is dropped."""
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             mode = _checked_mode(image, name)
@@ -39,11 +52,47 @@ def decode(content: bytes, name: str, modes: Modes = "convert") -> Decoded:
                 raise RefusedMode(REFUSAL.format(name=name, mode=mode))
             # Pillow warns about a palette with transparency unless it passes RGBA.
             through = image.convert("RGBA") if mode == "P" and "transparency" in image.info else image
-            return Decoded(through.convert("RGB"), mode != "RGB")
+            rgb, turn = through.convert("RGB"), _turn(image) if exif_orientation else None
+            return Decoded(rgb if turn is None else rgb.transpose(turn), mode != "RGB")
     except (BrokenImage, RefusedMode):
         raise
     except Exception as error:  # decoders raise whatever a damaged file leads them to
         raise BrokenImage(f"{name}: {_reason(error, content)}") from error
+
+
+def open_regular(path: str | Path, most: int = MOST_BYTES) -> BinaryIO:
+    """A file to read; not a pipe, a device or a socket, which may wait or never end, nor more bytes than an image has.
+
+    Looked at before it is opened too, since to open a device may do something.
+    """
+    _check_regular(os.stat(path), most)
+    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
+    try:
+        _check_regular(os.fstat(file.fileno()), most)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def read_regular(path: str | Path, most: int = MOST_BYTES) -> bytes:
+    with open_regular(path, most) as file:
+        return file.read(most)
+
+
+def _check_regular(found: os.stat_result, most: int) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "no regular file")
+    if found.st_size > most:
+        raise OSError(errno.EFBIG, f"{found.st_size:,} bytes; at most {most:,} are read")
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """What makes a loaded image upright; damaged EXIF says nothing, and Pillow has turned a TIFF already."""
+    try:
+        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # as with pixels, whatever a damaged file leads to
+        return None
 
 
 def _checked_mode(image: Image.Image, name: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import importlib
-import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,8 @@ from jaxtyping import Bool, Int64, UInt8
 from PIL import Image
 
 from adatape.config import Images
-from adatape.data.decode import FORMATS, REFUSAL, RefusedMode, one_line
+from adatape.data.class_folders import class_folders, files_below
+from adatape.data.decode import FORMATS, MOST_BYTES, REFUSAL, RefusedMode, one_line, open_regular
 from adatape.data.imageset import Files, ImageSet, Pixels
 from adatape.keyed import key_of, keys_of
 
@@ -79,7 +79,7 @@ def stratified(labels: Int64[np.ndarray, "n"], count: int, key: int) -> Bool[np.
 def _refuse_modes(images: Files) -> None:
     for i in range(len(images)):
         try:
-            with Image.open(images.path(i), formats=FORMATS) as image:
+            with open_regular(images.path(i)) as file, Image.open(file, formats=FORMATS) as image:
                 mode = image.mode
         except Exception:  # unreadable is another matter, for whoever reads it
             continue
@@ -139,7 +139,8 @@ def _idx(path: Path, name: str) -> UInt8[np.ndarray, "..."]:
     if found is None:
         raise FileNotFoundError(f"path {path} holds neither {name}.gz nor FashionMNIST/raw; set download to fetch it")
     try:
-        content = gzip.decompress(found.read_bytes()) if found.suffix == ".gz" else found.read_bytes()
+        with open_regular(found) as file:
+            content = (gzip.GzipFile(fileobj=file) if found.suffix == ".gz" else file).read(MOST_BYTES)
         shape = np.frombuffer(content, ">i4", content[3], 4)
         return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
     except (ValueError, IndexError, EOFError, OSError, zlib.error) as error:
@@ -149,51 +150,27 @@ def _idx(path: Path, name: str) -> UInt8[np.ndarray, "..."]:
 def _pets(config: Images, path: Path, train: bool) -> ImageSet:
     kind = library("torchvision.datasets", "torchvision", "pets").OxfordIIITPet
     found = kind(path, split="trainval" if train else "test", download=config.download)
-    return Files(list(found.classes), np.array(found._labels, np.int64), found._images)
+    return Files(list(found.classes), np.array(found._labels, np.int64), found._images, config.exif_orientation)
 
 
 def _imagenet(config: Images, path: Path, train: bool) -> ImageSet:
     """torchvision's where its list of classes lies there, else plain folders named by WordNet."""
     if not any((path / name).exists() for name in ("meta.bin", "ILSVRC2012_devkit_t12.tar.gz")):
-        return _class_folders(path, train, ("val", "test"))
+        return class_folders(path, train, ("val", "test"), config.exif_orientation)
     split = "train" if train else "val"
     if not config.may_fetch and not ((path / "meta.bin").is_file() and (path / split).is_dir()):
         raise ValueError(
             f"path {path} holds archives, which would be unpacked there; a file alone may not: say --trust"
         )
+    if (path / split).is_dir():
+        files_below(path / split)  # which refuses links that torchvision would follow in circles
     found = library("torchvision.datasets", "torchvision", "imagenet").ImageNet(path, split=split)
-    return Files(
-        [names[0] for names in found.classes], np.array(found.targets, np.int64), (p for p, _ in found.samples)
-    )
+    names, paths = [names[0] for names in found.classes], (path for path, _ in found.samples)
+    return Files(names, np.array(found.targets, np.int64), paths, config.exif_orientation)
 
 
 def _from_folder(config: Images, train: bool) -> ImageSet:
-    return _class_folders(_folder(config), train, ("test", "val"))
-
-
-def _class_folders(path: Path, train: bool, tests: tuple[str, str]) -> ImageSet:
-    test = next((path / name for name in tests if (path / name).is_dir()), None)
-    wanted = path / "train" if train else test
-    if not (path / "train").is_dir() or wanted is None:
-        raise FileNotFoundError(f"path {path} must hold train/CLASS/IMAGE and {' or '.join(tests)}/CLASS/IMAGE")
-    names = _class_names(path / "train")
-    if test and (odd := sorted(set(names) ^ set(_class_names(test)))):
-        raise ValueError(f"class {odd[0]} lies in only one of {path / 'train'} and {test}; {len(odd)} classes do so")
-    folder = library("torchvision.datasets.folder", "torchvision", "folder")
-    numbers = {name: i for i, name in enumerate(names)}
-    found = folder.make_dataset(wanted, numbers, folder.IMG_EXTENSIONS, allow_empty=True)
-    labels = np.array([label for _, label in found], np.int64)
-    empty = np.flatnonzero(np.bincount(labels, minlength=len(names)) == 0)
-    if len(empty):
-        raise ValueError(f"class folder {wanted / names[empty[0]]} holds no image")
-    return Files(names, labels, (name for name, _ in found))
-
-
-def _class_names(folder: Path) -> list[str]:
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-    if not names:
-        raise FileNotFoundError(f"{folder} holds no class folders; images lie at {folder}/CLASS/IMAGE")
-    return names
+    return class_folders(_folder(config), train, ("test", "val"), config.exif_orientation)
 
 
 def _arrays(config: Images, train: bool) -> ImageSet:
@@ -212,14 +189,16 @@ def _arrays(config: Images, train: bool) -> ImageSet:
 
 
 def _array_pair(path: Path, part: str) -> tuple[UInt8[np.ndarray, "n h w c"], Int64[np.ndarray, "n"]]:
-    return _checked_pair(_array(path, f"{part}_images", "r"), _array(path, f"{part}_labels"), f"{path}/{part}_")
+    return _checked_pair(_array(path, f"{part}_images"), _array(path, f"{part}_labels"), f"{path}/{part}_")
 
 
-def _array(path: Path, name: str, mapped: Literal["r"] | None = None) -> np.ndarray:
+def _array(path: Path, name: str) -> np.ndarray:
+    """Mapped: a header may claim more than there is, which is then an error and not an attempt to have the memory."""
+    file = path / f"{name}.npy"
+    if not file.is_file():
+        raise FileNotFoundError(f"path {path} holds no {name}.npy")
     try:
-        return np.load(path / f"{name}.npy", mmap_mode=mapped, allow_pickle=False)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"path {path} holds no {name}.npy") from None
+        return np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise ValueError(f"{path / name}.npy is no array file: {one_line(error)}") from error
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 from PIL import Image
 
-from adatape.data.decode import BrokenImage, Decoded, decode
+from adatape.data.decode import BrokenImage, Decoded, decode, read_regular
 
 TRIES = 100  # unreadable images in a row that are a broken set, not broken images
 EARLIEST = 100  # reads before a share of them says anything
@@ -97,8 +97,15 @@ class Pixels(ImageSet):
 class Files(ImageSet):
     """Image files, decoded when read."""
 
-    def __init__(self, names: list[str], labels: Int64[np.ndarray, "n"], paths: Iterable[str | bytes | Path]) -> None:
+    def __init__(
+        self,
+        names: list[str],
+        labels: Int64[np.ndarray, "n"],
+        paths: Iterable[str | bytes | Path],
+        exif_orientation: bool = False,
+    ) -> None:
         super().__init__(names, labels)
+        self.exif_orientation = exif_orientation
         # One array, not a list of strings, whose reference counts would make every worker copy its pages.
         self.paths = np.array([os.fsencode(path) for path in paths])
 
@@ -106,18 +113,18 @@ class Files(ImageSet):
         return os.fsdecode(self.paths[i].item())
 
     def load(self, i: int) -> Decoded:
-        return decode(*self._content(i))
+        return decode(*self._content(i), exif_orientation=self.exif_orientation)
 
     def file(self, i: int) -> tuple[str, bytes]:
         suffix = Path(self.path(i)).suffix[1:].lower()
         return (suffix, self._content(i)[0]) if suffix in ("jpg", "jpeg", "png", "webp") else super().file(i)
 
     def part(self, rows: Int64[np.ndarray, "m"]) -> Files:
-        return Files(self.names, self.labels[rows], self.paths[rows].tolist())
+        return Files(self.names, self.labels[rows], self.paths[rows].tolist(), self.exif_orientation)
 
     def _content(self, i: int) -> tuple[bytes, str]:
         try:
-            return Path(self.path(i)).read_bytes(), self.path(i)
+            return read_regular(self.path(i)), self.path(i)
         except OSError as error:
             raise BrokenImage(f"{self.path(i)}: {error.strerror}") from error
 

@@ -26,6 +26,7 @@ from adatape.data.imageset import ImageSet, Tally, read_or_next
 from adatape.data.mixing import Mixing, draw_mixing, mixed, targets
 from adatape.data.parity import Sequences, training_batch
 from adatape.data.sampler import Order
+from adatape.data.workers import items_of
 from adatape.graph import captured
 from adatape.keyed import key_of, keys_of
 
@@ -129,10 +130,11 @@ def loaded(data: Dataset[Any], workers: int, device: torch.device, plan: Any = N
         given["prefetch_factor"] = PREFETCHED
     on_gpu = device.type == "cuda"
     given |= {"collate_fn": _as_it_is, "worker_init_fn": _obey_the_trainer_alone}
-    for item in DataLoader(data, num_workers=workers, pin_memory=on_gpu, **given):
-        if isinstance(item, Exception):
-            raise item
-        yield item
+    with closing(items_of(DataLoader(data, num_workers=workers, pin_memory=on_gpu, **given))) as items:
+        for item in items:
+            if isinstance(item, Exception):
+                raise item
+            yield item
 
 
 def _obey_the_trainer_alone(_: int) -> None:

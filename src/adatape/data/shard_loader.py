@@ -139,7 +139,13 @@ class _Streams(IterableDataset[Any]):
     def _own_rows(self, stream: int) -> Iterator[Rows]:
         layout, data = self.layout, self.data
         source = ShardStream(
-            layout.urls, stream, layout.streams, layout.seed, modes=data.modes, classes=self.classes
+            layout.urls,
+            stream,
+            layout.streams,
+            layout.seed,
+            modes=data.modes,
+            classes=self.classes,
+            exif_orientation=data.exif_orientation,
         ).samples(self.first * layout.distinct)
         for step in itertools.count(self.first):
             position = layout.position(stream, step)
@@ -168,7 +174,8 @@ class _Centred(Dataset[Any]):
 
     @told
     def __getitems__(self, numbers: range) -> tuple[Tensor, Tensor, list[str]]:
-        samples = test_samples(self.urls, self.data.modes, self.classes, numbers.start, numbers.stop)
+        data = self.data
+        samples = test_samples(self.urls, data.modes, self.classes, numbers.start, numbers.stop, data.exif_orientation)
         pixels, labels = [], []
         broken: list[str] = []
         for sample in samples:

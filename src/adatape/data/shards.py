@@ -7,19 +7,20 @@ import itertools
 import json
 import lzma
 import os
+import re
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 import torch
 
 from adatape.config import Images
-from adatape.data.decode import one_line
+from adatape.data.decode import MOST_BYTES, one_line
 from adatape.data.images import Split, library
 from adatape.data.imageset import ImageSet
 from adatape.keyed import key_of, keys_of
@@ -29,6 +30,7 @@ LABEL_SUFFIXES = ("cls", "json")
 # webdataset would also run `pipe:` as a shell command, which a config.json from elsewhere should not be able to do.
 SCHEMES = ("", "file", "http", "https", "gs", "hf")
 COUNTS = "shards.json"
+NOTES = re.compile(r"__[^/]*__($|/)")  # what webdataset says about a shard, not samples of it
 HELD, WRITTEN = 203, 204  # first word of a key
 UNREADABLE = (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 
@@ -144,11 +146,9 @@ def _label(group: dict[str, Any], where: str) -> int:
 def _groups(url: str) -> Iterator[dict[str, Any]]:
     """Files of a shard, gathered by sample; an error of any kind names the shard."""
     count = 0
-    tars = _webdataset().tariterators
     try:
         with _webdataset().gopen(url) as stream:
-            files = tars.tar_file_iterator(stream, select_files=_wanted)
-            for group in _grouped(files, url):
+            for group in _grouped(_files(stream), url):
                 count += 1
                 yield group
     except UNREADABLE as error:
@@ -158,6 +158,17 @@ def _groups(url: str) -> Iterator[dict[str, Any]]:
     folder, name = _parted(url)
     if _listed(folder).get(name, count) != count:  # tarfile takes a tar cut between two files for a whole one
         raise ValueError(f"shard {url} holds {count} samples; {COUNTS} says {_listed(folder)[name]}")
+
+
+def _files(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """Each file with its content, unless it claims more than an image has: a sparse one costs its maker nothing."""
+    with tarfile.open(fileobj=stream, mode="r|*") as tar:
+        for file in tar:
+            if file.isreg() and _wanted(file.name):
+                if file.size > MOST_BYTES:
+                    raise ValueError(f"{file.name} has {file.size:,} bytes; at most {MOST_BYTES:,} are read")
+                yield {"fname": file.name, "data": tar.extractfile(file).read()}  # type: ignore[union-attr]
+            tar.members = []  # type: ignore[attr-defined]  # else it keeps them all
 
 
 def _grouped(files: Iterable[dict[str, Any]], url: str) -> Iterator[dict[str, Any]]:
@@ -175,7 +186,7 @@ def _headers(url: str, path: Path) -> Iterator[dict[str, Any]]:
 
 def _wanted(name: str) -> bool:
     suffix = _webdataset().tariterators.base_plus_ext(name)[1]
-    return suffix is not None and suffix.lower() in IMAGE_SUFFIXES + LABEL_SUFFIXES
+    return suffix is not None and suffix.lower() in IMAGE_SUFFIXES + LABEL_SUFFIXES and not NOTES.match(name)
 
 
 @cache
@@ -183,7 +194,7 @@ def _listed(folder: str) -> dict[str, int]:
     """Samples per shard, where the folder says; without a list a resumed run reads what it skips."""
     path = _local(folder + COUNTS)
     if path is not None:
-        return _parsed_counts(path.read_bytes(), folder) if path.exists() else {}
+        return _parsed_counts(path.read_bytes(), folder) if path.is_file() else {}
     try:
         with _webdataset().gopen(folder + COUNTS) as stream:
             content = stream.read()

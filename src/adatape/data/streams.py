@@ -12,11 +12,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from PIL import Image
 
-from adatape.data.decode import BrokenImage, Modes, decode
+from adatape.data.decode import BrokenImage, Decoded, Modes, decode
 from adatape.data.imageset import TRIES
 from adatape.data.shards import Raw, count_of, permutation, raws_from, raws_of
 from adatape.keyed import key_of
@@ -24,6 +25,7 @@ from adatape.keyed import key_of
 STREAMS = 16
 WINDOW = 128  # samples of a shard that are held, undecoded, and mixed
 SHARDS, WINDOWS = 201, 202  # first word of a key
+Decode = Callable[[bytes, str], Decoded]
 
 
 class ShardSample(NamedTuple):
@@ -61,11 +63,13 @@ class ShardStream:
     window: int = WINDOW
     modes: Modes = "convert"
     classes: int | None = None
+    exif_orientation: bool = False
 
     def samples(self, first: int = 0) -> Iterator[ShardSample]:
         """Sample number `first` and all that follow; what lies before is not decoded, nor read if it is counted."""
         ids = itertools.count(first * self.streams + self.stream, self.streams)
-        return _readable(self._raws(first), ids, self.modes)
+        decoder = partial(decode, modes=self.modes, exif_orientation=self.exif_orientation)
+        return _readable(self._raws(first), ids, decoder)
 
     def order(self, turn: int) -> list[str]:
         """This stream's shards as pass `turn` reads them."""
@@ -110,16 +114,18 @@ def test_samples(  # ruff takes the name for a test's
     classes: int | None = None,  # noqa: PT028
     start: int = 0,  # noqa: PT028
     stop: int | None = None,  # noqa: PT028
+    exif_orientation: bool = False,  # noqa: PT028
 ) -> Iterator[ShardSample]:
     """Samples start to stop in the order of the shards; what stands in for an unreadable last one is the first."""
     numbers = itertools.count(start) if stop is None else range(start, stop)
-    return _readable(raws_from(urls, start, classes), numbers, modes, lambda: raws_from(urls, 0, classes))
+    decoder = partial(decode, modes=modes, exif_orientation=exif_orientation)
+    return _readable(raws_from(urls, start, classes), numbers, decoder, lambda: raws_from(urls, 0, classes))
 
 
 def _readable(
     raws: Iterator[Raw],
     ids: Iterable[int],
-    modes: Modes,
+    decoder: Decode,
     beyond: Callable[[], Iterable[Raw]] = tuple,
 ) -> Iterator[ShardSample]:
     """Decoded samples; an unreadable one keeps its number and shows the first readable one that follows."""
@@ -130,7 +136,7 @@ def _readable(
         yield _first_readable(
             number,
             itertools.chain(_drawn(ahead, raws), itertools.chain.from_iterable(call() for call in (beyond,))),
-            modes,
+            decoder,
         )
         ahead.popleft()
         if not ahead:
@@ -145,11 +151,11 @@ def _drawn(ahead: deque[Raw], raws: Iterator[Raw]) -> Iterator[Raw]:
         yield raw
 
 
-def _first_readable(number: int, raws: Iterable[Raw], modes: Modes) -> ShardSample:
+def _first_readable(number: int, raws: Iterable[Raw], decoder: Decode) -> ShardSample:
     notes: list[str] = []
     for raw in itertools.islice(raws, TRIES):
         try:
-            image, converted = decode(raw.content, raw.name, modes)
+            image, converted = decoder(raw.content, raw.name)
         except BrokenImage as error:
             notes.append(str(error))
         else:

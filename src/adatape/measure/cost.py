@@ -35,6 +35,10 @@ class Part(NamedTuple):
     macs: int
 
 
+class NoCostFormula(TypeError):  # noqa: N818
+    """A kind of model or module whose multiply-adds are not known."""
+
+
 def cost(model: nn.Module, tape: int | None = None) -> list[Part]:
     """The parts of a model for one sample that reads `tape` tokens; None is the bound, all that its budget allows."""
     if isinstance(model, AdaTape):
@@ -51,7 +55,8 @@ def cost(model: nn.Module, tape: int | None = None) -> list[Part]:
         return _vit(model.vit)
     if isinstance(model, VisionTransformer):
         return _vit(model)
-    raise TypeError(f"no cost formula for {type(model).__name__}; known are timm's VisionTransformer and its wrappers")
+    known = "timm's VisionTransformer and its wrappers"
+    raise NoCostFormula(f"no cost formula for {type(model).__name__}; known are {known}")
 
 
 def total(parts: Iterable[Part]) -> Part:
@@ -181,7 +186,7 @@ def _count(*modules: nn.Module) -> int:
 @singledispatch
 def token_macs(module: nn.Module) -> int:
     """Multiply-adds of making a sample's tokens."""
-    raise TypeError(f"no cost formula for the tokens of {type(module).__name__}")
+    raise NoCostFormula(f"no cost formula for the tokens of {type(module).__name__}")
 
 
 @token_macs.register

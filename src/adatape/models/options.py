@@ -10,7 +10,7 @@ import inspect
 import reprlib
 from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from timm.models.vision_transformer import VisionTransformer
 
@@ -37,6 +37,8 @@ def _named_kinds(*constructors: Callable[..., Any]) -> Kinds:
 
 
 def _written_kinds(hint: Any) -> list[Any]:
+    if get_origin(hint) is Annotated:  # its limits are checked where the model is made
+        return _written_kinds(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
         return [kind for option in get_args(hint) for kind in _written_kinds(option)]
     numbers = get_origin(hint) is tuple and all(part in WORDS for part in get_args(hint))

@@ -51,6 +51,8 @@ def build_sequence_model(config: SequenceModel, length: int, classes: int = 2) -
     """Transformer and UT see class token and symbols; AdaTape sees a class token and a tape of symbols."""
     if config.reading is not None and config.universal is not None:
         raise ValueError(f"universal is {config.universal} and reading is given; a model has one or the other")
+    if config.width % config.heads:
+        raise ValueError(f"model.heads is {config.heads}; it must divide model.width, {config.width}")
 
     def embed(embed_dim: int, **_: Any) -> nn.Module:
         return SymbolEmbed(length, embed_dim) if config.reading is None else NoTokens(embed_dim)

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from adatape.config import Augment, Engine, Experiment, Images, Optimizer
+from adatape.config import (
+    Augment,
+    Engine,
+    Experiment,
+    Images,
+    InnerShare,
+    NotNegative,
+    Optimizer,
+    Pixels,
+    Quantity,
+    Seed,
+    Threshold,
+    Whole,
+)
 from adatape.recipes.systems import Size, System, image_model, ponder_weight
 
 TRAINING, SIZE = 50_000, 32
@@ -18,23 +31,23 @@ def _cifar(name: Literal["cifar10", "cifar100"], text: str) -> Callable[..., Exp
         path: str = f"data/{name}",
         system: System = "adatape",
         size: Size = "tiny",
-        patch: int = 4,
-        bank_patch: int = 2,
-        steps: int | None = None,
-        threshold: float | None = None,
-        merge: int | None = None,
+        patch: Pixels = 4,
+        bank_patch: Pixels = 2,
+        steps: Whole | None = None,
+        threshold: Threshold | None = None,
+        merge: Quantity | None = None,
         sample_budgets: bool = False,
-        epochs: int = 200,
-        batch: int = 512,
-        lr: float = 1e-3,
-        weight_decay: float = 0.1,
-        validate_on: float | None = None,
-        seed: int = 0,
+        epochs: Whole = 200,
+        batch: Quantity = 512,
+        lr: NotNegative = 1e-3,
+        weight_decay: NotNegative = 0.1,
+        validate_on: InnerShare | None = None,
+        seed: Seed = 0,
     ) -> Experiment:
-        per_epoch = TRAINING // batch
+        per_epoch = max(1, TRAINING // batch)
         return Experiment(
             recipe=name,
-            data=Images(name, path, SIZE, AUGMENT, validate_on),
+            data=Images(name, path, SIZE, AUGMENT, validate_on, exif_orientation=True),
             model=image_model(
                 system,
                 size,

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from adatape.config import Augment, Engine, Experiment, ImageModel, Images, Optimizer
+from adatape.config import (
+    Augment,
+    Engine,
+    Experiment,
+    ImageModel,
+    Images,
+    NotNegative,
+    Optimizer,
+    Seed,
+    Whole,
+)
 from adatape.recipes.systems import System, image_model, ponder_weight
 
 SIZE, BATCH, TRAINING = 8, 64, 1437
 
 
 def digits(
-    system: System = "adatape", epochs: int = 100, lr: float = 2e-3, sample_budgets: bool = False, seed: int = 0
+    system: System = "adatape",
+    epochs: Whole = 100,
+    lr: NotNegative = 2e-3,
+    sample_budgets: bool = False,
+    seed: Seed = 0,
 ) -> Experiment:
     """Handwritten digits, a model of width 64 and depth 4: seconds to minutes on two CPU cores.
 
@@ -31,7 +45,7 @@ def digits(
     steps = epochs * TRAINING // BATCH
     return Experiment(
         recipe="digits",
-        data=Images("digits", size=SIZE, augment=Augment(crop="pad", pad=1)),
+        data=Images("digits", size=SIZE, augment=Augment(crop="pad", pad=1), exif_orientation=True),
         model=ImageModel(model.name, {**model.options, **_narrow(system)}),
         optimizer=Optimizer(lr=lr, warmup=steps // 10, steps=steps, batch=BATCH, weight_decay=0.05, schedule="cosine"),
         ponder_weight=ponder_weight(system),

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from adatape.config import Augment, Engine, Experiment, Images, Optimizer
+from adatape.config import (
+    Augment,
+    Count,
+    Engine,
+    Experiment,
+    Images,
+    NotNegative,
+    Optimizer,
+    Quantity,
+    Seed,
+    Whole,
+)
 from adatape.recipes.systems import Size, System, image_model, ponder_weight
 
 TRAINING, SIZE = 1_281_167, 224
@@ -17,11 +28,11 @@ def imagenet(
     path: str = "data/imagenet",
     system: System = "adatape",
     size: Size = "tiny",
-    epochs: int = 300,
-    batch: int = 1024,
+    epochs: Whole = 300,
+    batch: Quantity = 1024,
     loss: Literal["softmax", "sigmoid"] = "softmax",
     source: Literal["imagenet", "folder", "shards"] = "imagenet",
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Experiment:
     """ImageNet-1k from scratch with the paper's hyper-parameters for Ti, S and B.
 
@@ -46,7 +57,7 @@ def imagenet(
         loss=loss,
         ponder_weight=ponder_weight(system),
         seed=seed,
-        evaluate_every=TRAINING // batch,
+        evaluate_every=max(1, TRAINING // batch),
         engine=ENGINE,
     )
 
@@ -54,10 +65,10 @@ def imagenet(
 def plainvit(
     path: str = "data/imagenet",
     size: Size = "small",
-    epochs: int = 90,
-    batch: int = 1024,
+    epochs: Whole = 90,
+    batch: Quantity = 1024,
     source: Literal["imagenet", "folder", "shards"] = "imagenet",
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Experiment:
     """PlainViT on ImageNet-1k as Beyer et al. trained it: RandAugment(2, 10), Mixup 0.2, decay on matrices alone.
 
@@ -71,7 +82,7 @@ def plainvit(
         model=image_model("plainvit", size, 16, 8),
         optimizer=_cosine(epochs, batch, 0.1),
         seed=seed,
-        evaluate_every=TRAINING // batch,
+        evaluate_every=max(1, TRAINING // batch),
         engine=ENGINE,
     )
 
@@ -79,10 +90,10 @@ def plainvit(
 def deit(
     path: str = "data/imagenet",
     size: Size = "small",
-    epochs: int = 300,
-    batch: int = 1024,
+    epochs: Whole = 300,
+    batch: Quantity = 1024,
     source: Literal["imagenet", "folder", "shards"] = "imagenet",
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Experiment:
     """DeiT without distillation on ImageNet-1k: Mixup 0.8, CutMix 1, erasing, repeated augmentation, drop-path 0.1.
 
@@ -103,7 +114,7 @@ def deit(
         smoothing=0.1,
         repeats=3,
     )
-    per_epoch = TRAINING // batch
+    per_epoch = max(1, TRAINING // batch)
     return Experiment(
         recipe="deit",
         data=_data(source, path, augment),
@@ -127,15 +138,15 @@ def deit(
 
 def pretrain(
     path: str = "data/train-{000000..000999}.tar | data/test-{000000..000009}.tar",
-    classes: int = 21_841,
-    samples: int = 14_197_122,
+    classes: Quantity = 21_841,
+    samples: Count = 14_197_122,
     system: System = "adatape-learn",
     size: Size = "base",
     patch: Literal[16, 32] = 32,
-    epochs: int = 7,
-    batch: int = 4096,
-    lr: float = 8e-4,
-    seed: int = 0,
+    epochs: Whole = 7,
+    batch: Quantity = 4096,
+    lr: NotNegative = 8e-4,
+    seed: Seed = 0,
 ) -> Experiment:
     """Large-scale pre-training as on JFT-300M: 7 epochs, linear decay, no Mixup, feed-forwards for tape in every block.
 
@@ -145,7 +156,7 @@ def pretrain(
     model = image_model(system, size, patch, 8, tape_ffn="append+blocks")
     return Experiment(
         recipe="pretrain",
-        data=Images("shards", path, SIZE, INCEPTION, classes=classes, samples=samples),
+        data=Images("shards", path, SIZE, INCEPTION, classes=classes, samples=samples, exif_orientation=True),
         model=model,
         optimizer=Optimizer(
             lr=lr,
@@ -167,11 +178,11 @@ def pretrain(
 def _data(source: str, path: str, augment: Augment, validate_on: float | None = None) -> Images:
     shards = {"classes": 1000, "samples": TRAINING} if source == "shards" else {}
     kept = None if source == "shards" else validate_on
-    return Images(source, path, SIZE, augment, validate_on=kept, **shards)  # type: ignore[arg-type]
+    return Images(source, path, SIZE, augment, validate_on=kept, exif_orientation=True, **shards)  # type: ignore[arg-type]
 
 
 def _cosine(epochs: int, batch: int, weight_decay: float) -> Optimizer:
-    steps = epochs * (TRAINING // batch)
+    steps = epochs * max(1, TRAINING // batch)
     return Optimizer(
         lr=1e-3,
         warmup=min(10_000, steps // 5),

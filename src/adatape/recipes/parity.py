@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from typing import Literal
 
-from adatape.config import Choice, Experiment, Optimizer, Parity, ReaderName, Reading, SequenceModel, TapeFFN
+from adatape.config import (
+    Choice,
+    Experiment,
+    NotNegative,
+    Optimizer,
+    Parity,
+    Positive,
+    QuantityOrZero,
+    ReaderName,
+    Reading,
+    Seed,
+    SequenceModel,
+    TapeFFN,
+    Whole,
+    Width,
+)
 
 System = Literal["adatape", "transformer", "ut", "singles", "random", "order"]
 UT_STEPS, ACT_WEIGHT = 12, 0.01
@@ -28,16 +43,16 @@ def weight_for(system: System) -> float:
 
 
 def parity(
-    length: int = 32,
+    length: Width = 32,
     system: System = "adatape",
-    lr: float = 3e-5,
-    steps: int = 10_000,
-    seed: int = 0,
-    layer: int = 1,
+    lr: NotNegative = 3e-5,
+    steps: Whole = 10_000,
+    seed: Seed = 0,
+    layer: QuantityOrZero = 1,
     tape_ffn: TapeFFN = "append",
-    norm_scale: float = 0.3,
+    norm_scale: Positive = 0.3,
     reader: ReaderName = "adaptive",
-    ponder_weight: float | None = None,
+    ponder_weight: NotNegative | None = None,
 ) -> Experiment:
     """Transformer-Tiny on sequences of any length, as in the paper: batch 128, 1,000 warm-up steps.
 
@@ -59,14 +74,14 @@ def parity(
 
 
 def parity_small(
-    length: int = 16,
+    length: Width = 16,
     system: System = "adatape",
-    lr: float = 3e-4,
-    steps: int = 400,
-    seed: int = 0,
+    lr: NotNegative = 3e-4,
+    steps: Whole = 400,
+    seed: Seed = 0,
     tape_ffn: TapeFFN = "append",
     reader: ReaderName = "adaptive",
-    ponder_weight: float | None = None,
+    ponder_weight: NotNegative | None = None,
 ) -> Experiment:
     """The demo: three layers of width 96, less than a minute on two CPU cores.
 

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from adatape.config import Augment, Engine, Experiment, ImageModel, Images, Optimizer, Source
+from adatape.config import (
+    Augment,
+    Engine,
+    Experiment,
+    ImageModel,
+    Images,
+    NotNegative,
+    Optimizer,
+    Pixels,
+    Quantity,
+    Seed,
+    Source,
+    Whole,
+)
 from adatape.recipes.systems import Size, System, image_model, ponder_weight
 
 GENTLE = Augment(crop="inception", area=(0.3, 1.0), flip=True, randaug=2, magnitude=5.0, mixup=0.2, smoothing=0.1)
@@ -15,14 +28,14 @@ def images(
     source: Source = "folder",
     system: System = "adatape",
     size: Size = "small",
-    pixels: int = 224,
-    patch: int = 16,
-    bank_patch: int = 8,
-    steps: int = 20_000,
-    batch: int = 256,
-    lr: float = 1e-3,
-    weight_decay: float = 0.1,
-    seed: int = 0,
+    pixels: Pixels = 224,
+    patch: Pixels = 16,
+    bank_patch: Pixels = 8,
+    steps: Whole = 20_000,
+    batch: Quantity = 256,
+    lr: NotNegative = 1e-3,
+    weight_decay: NotNegative = 0.1,
+    seed: Seed = 0,
 ) -> Experiment:
     """Any system on your own images, from scratch: a folder of classes, arrays, or a set of torchvision's.
 
@@ -30,7 +43,7 @@ def images(
     """
     return Experiment(
         recipe="images",
-        data=Images(source, path, pixels, GENTLE),
+        data=Images(source, path, pixels, GENTLE, exif_orientation=True),
         model=image_model(system, size, patch, bank_patch),
         optimizer=Optimizer(lr, steps // 20, steps, batch, weight_decay, schedule="cosine"),
         ponder_weight=ponder_weight(system),
@@ -46,14 +59,14 @@ def finetune(
     backbone: str = "vit_base_patch16_224.augreg_in21k_ft_in1k",
     weights: str = "hub",
     bank: Literal["input", "learn"] = "input",
-    bank_patch: int = 8,
+    bank_patch: Pixels = 8,
     trains: Literal["all", "tape"] = "all",
-    pixels: int = 224,
-    steps: int = 5000,
-    batch: int = 256,
-    lr: float = 3e-5,
-    weight_decay: float = 0.05,
-    seed: int = 0,
+    pixels: Pixels = 224,
+    steps: Whole = 5000,
+    batch: Quantity = 256,
+    lr: NotNegative = 3e-5,
+    weight_decay: NotNegative = 0.05,
+    seed: Seed = 0,
 ) -> Experiment:
     """A pretrained ViT, wrapped so that it reads a tape, on your own images; `--trains tape` leaves the ViT as it is.
 
@@ -62,7 +75,7 @@ def finetune(
     tape: dict[str, Any] = {"bank": bank, "patch": bank_patch}
     return Experiment(
         recipe="finetune",
-        data=Images(source, path, pixels, GENTLE),
+        data=Images(source, path, pixels, GENTLE, exif_orientation=True),
         model=ImageModel(backbone, {}, pretrained=weights, wrap=tape, trains=trains),
         optimizer=Optimizer(lr, steps // 10, steps, batch, weight_decay, schedule="cosine"),
         ponder_weight=0.01 if bank == "input" else 0.0,

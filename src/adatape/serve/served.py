@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.models.sequence import SymbolEmbed
 from adatape.serve.budgets import as_dict, budgets_of
-from adatape.train.folder import RESULT, WEIGHTS, load_config, load_run, load_weights
+from adatape.train.folder import RESULT, WEIGHTS, load_config, load_finished, load_run, load_weights
 from adatape.train.task import build_image_model
 from adatape.train.trust import check_links
 from adatape.train.weights import read_weights
@@ -43,6 +44,12 @@ class Served(NamedTuple):
     @property
     def channels(self) -> int:
         return self.model.vit.in_chans
+
+    @property
+    def exif_orientation(self) -> bool:
+        """Whether uploads are turned upright: as the images were that it learnt from."""
+        data = self.experiment.data
+        return isinstance(data, Images) and data.exif_orientation
 
     @property
     def sample(self) -> Tensor:
@@ -86,7 +93,7 @@ def _test_images(data: Images) -> tuple[ImageSet | None, str]:
 
 def _without_data(folder: Path) -> tuple[Experiment, Adaptive]:
     """A server need not have the data set: the weights say how many channels and classes there are."""
-    experiment = load_config(folder / "config.json")
+    experiment = load_finished(folder)
     weights = read_weights(folder / WEIGHTS)
     if not isinstance(experiment.model, ImageModel) or not isinstance(experiment.data, Images):
         raise ValueError(f"{folder}/config.json mixes images with a model of sequences")
@@ -102,7 +109,8 @@ def _without_data(folder: Path) -> tuple[Experiment, Adaptive]:
 
 def _accuracy(folder: Path) -> float | None:
     try:
-        return float(json.loads((folder / RESULT).read_text())["accuracy"])
+        accuracy = float(json.loads((folder / RESULT).read_text())["accuracy"])
+        return accuracy if math.isfinite(accuracy) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -16,13 +16,14 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from adatape.config import Bench
-from adatape.measure.cost import cost, total
+from adatape.measure.cost import NoCostFormula, cost, total
 from adatape.measure.sides import How, Mode, build_side, clear
 from adatape.measure.speed import Outcome, compare, ratios, spread
 from adatape.show.catalogue import create
 from adatape.show.terminal import TABLE, pick_device, progress_bar
 from adatape.train.folder import environment, write
 from adatape.train.sweep import value_of
+from adatape.validation import check
 
 REFERENCE = "reference"
 BANKS = (":bank=learn", ":bank=input")
@@ -62,7 +63,7 @@ def print_bench(
     models: Sequence[str], asked: Bench, out: Path | None = None, plot: Path | None = None
 ) -> dict[str, Any]:
     """Measures, and writes after every group, so that what is stopped keeps what it has; 0 rounds only show a file."""
-    _check(asked)
+    check(asked)
     device = pick_device(asked.device)
     groups, rows = groups_of(models, asked, device), read_rows(out)
     gflops = {str(spec): _gflops(spec) for group in groups for spec in (group.reference, *group.models)}
@@ -86,15 +87,6 @@ def _draw(path: Path, rows: Sequence[Row]) -> Path | None:
     from adatape.show.pictures.speed import draw_speed  # a machine that measures may lack matplotlib
 
     return draw_speed(path, rows)
-
-
-def _check(asked: Bench) -> None:
-    smallest = min(asked.batch or (1,))
-    for name, value, least in (("rounds", asked.rounds, 0), ("batch", smallest, 1)):
-        if value < least:
-            raise ValueError(f"{name} is {value}; it must be at least {least}")
-    if not asked.seconds > 0:
-        raise ValueError(f"seconds is {asked.seconds}; it must be positive")
 
 
 def groups_of(models: Sequence[str], asked: Bench, device: str) -> list[Group]:
@@ -151,7 +143,7 @@ def reference_of(model: Spec, against: str | None) -> Spec:
 def _gflops(spec: Spec) -> float | None:
     try:
         return total(cost(create(spec.name, **spec.options))).macs / 1e9
-    except TypeError:  # a model of timm's that is no ViT
+    except NoCostFormula:  # a model of timm's that is no ViT
         return None
 
 

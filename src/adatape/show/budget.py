@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from adatape.measure.budget import (
     Budgeted,
     Point,
     Rows,
+    Target,
     apply_budget,
     budgeted,
     choose,
@@ -41,6 +42,7 @@ from adatape.show.pictures.elastic import draw_elastic, examples_of
 from adatape.show.terminal import TABLE, pick_device
 from adatape.train.evaluate import test_batches
 from adatape.train.folder import environment, load_config, load_run, with_budget, write
+from adatape.train.lock import writing
 from adatape.train.task import SCORED_AT_ONCE
 
 LARGE_BATCH = 64
@@ -70,13 +72,14 @@ def print_budgets(
         seen = [_seen(model, budget, test_batches(experiment, None, place)) for budget in possible]
         points = [point(*each) for each in zip(possible, seen, times, strict=True)]
         usual = _seen(model, trained_budget(model), test_batches(experiment, None, place))
-    out = out or folder / "figures"
     result = _as_dict(folder, device, model, points, usual, left_out)
-    out.mkdir(parents=True, exist_ok=True)
-    write(out / "budgets.json", result)
     unit = "tape length" if isinstance(model, AdaTape) else "steps taken"
     examples = examples_of(usual, test_batches(experiment, None, place))
-    draw_elastic(out / "budgets.png", points, usual, examples, unit)
+    with writing(folder) if out is None else nullcontext():
+        out = out or folder / "figures"
+        out.mkdir(parents=True, exist_ok=True)
+        write(out / "budgets.json", result)
+        draw_elastic(out / "budgets.png", points, usual, examples, unit)
     console = Console()
     console.print(_table(points, _notes(points, trained_budget(model))))
     for steps, reason in left_out.items():
@@ -89,8 +92,14 @@ def print_search(
     folder: Path, latency: str | None, gflops: float | None, accuracy: str | None, device: str, trust: bool = False
 ) -> dict[str, Any]:
     """The cheapest budget that meets a target on held-out data, stored in the run's config."""
-    target = target_of(latency, gflops, accuracy)
-    experiment, model, place = _loaded(folder, device, trust)
+    target, loaded = target_of(latency, gflops, accuracy), _loaded(folder, device, trust)
+    with writing(folder):
+        return _search(folder, target, *loaded)
+
+
+def _search(
+    folder: Path, target: Target, experiment: Experiment, model: Budgeted, place: torch.device
+) -> dict[str, Any]:
     held = _held_out(experiment, place)
     x, settings = _first(held.chosen_on(), SINGLES), grid(model)
     times = _times(model, settings, x, (1,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from functools import partial
 from typing import Any
 
 import timm
@@ -10,10 +11,11 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from adatape.measure.cost import cost, total
+from adatape.measure.cost import NoCostFormula, cost, total
 from adatape.measure.paper import ROWS
 from adatape.measure.spent import typical_gflops
 from adatape.models import AdaTape, AViT, PonderNet, Universal, UViT
+from adatape.models.construct import construct
 from adatape.models.options import check_options
 from adatape.models.registry import default_cfgs
 from adatape.show.terminal import TABLE
@@ -22,7 +24,10 @@ from adatape.show.terminal import TABLE
 def print_cost(name: str, classes: int, tape: int | None, **options: str | None) -> dict[str, Any]:
     given = {key: value for key, value in options.items() if value is not None}
     model = create(name, num_classes=classes, **given)
-    parts = cost(model, tape)
+    try:
+        parts = cost(model, tape)
+    except NoCostFormula as error:
+        raise ValueError(f"model is {name}; {error}") from error
     table = Table("part", "parameters (M)", "GFLOPs", "share", title=_cost_title(name, given, model, tape), **TABLE)
     whole = total(parts)
     for part in [*parts, whole]:
@@ -100,13 +105,10 @@ def adapts(model: torch.nn.Module) -> str:
 def create(name: str, **options: Any) -> torch.nn.Module:
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), n=5, cutoff=0.0)
-        raise ValueError(f"{name} is not a model; near matches: {', '.join(near)}")
+        raise ValueError(f"{name or repr(name)} is not a model; near matches: {', '.join(near)}")
     check_options(name, options)
     with torch.device("meta"):
-        try:
-            return timm.create_model(name, **options)
-        except TypeError as error:
-            raise ValueError(f"{name} does not take these options: {error}") from error
+        return construct(partial(timm.create_model, name), name, options)
 
 
 def _cost_title(name: str, given: dict[str, str], model: torch.nn.Module, tape: int | None) -> str:

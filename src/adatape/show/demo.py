@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from adatape.recipes.parity import System, parity_small
 from adatape.show.figures import draw_demo
 from adatape.show.terminal import TABLE, progress_bar
 from adatape.show.training import describe
-from adatape.train.folder import load_run, prepare
+from adatape.train.folder import load_run, new_folder
 from adatape.train.loop import Trainer
 from adatape.train.run import conclude, plain
 
@@ -31,10 +32,15 @@ def show_demo(out: Path, seed: int) -> dict[str, Any]:
     """Trains both, prints a table, writes `demo.png` and two run folders."""
     _clear(out)
     Console().print("AdaTape and a plain Transformer learn parity, side by side: about a minute on two cores.")
+    with ExitStack() as held:
+        return _demo(out, seed, held)
+
+
+def _demo(out: Path, seed: int, held: ExitStack) -> dict[str, Any]:
     trainers, curves, seconds = {}, {}, {}
     for system in SYSTEMS:
         experiment = parity_small(system=system, seed=seed)
-        prepare(out / system, experiment, "cpu")
+        held.enter_context(new_folder(out / system, experiment, "cpu"))
         trainers[system] = Trainer(experiment)
         curves[system] = [(0, trainers[system].evaluate())]
         seconds[system] = 0.0

@@ -24,10 +24,11 @@ from adatape.show.pictures.budgets import draw_budgets
 from adatape.show.pictures.parity import LONGEST, Points, draw_curves, draw_lengths, draw_reading
 from adatape.show.pictures.reading import draw_heatmap, draw_lengths_by_answer, draw_lengths_by_class, draw_long_tail
 from adatape.show.pictures.style import save
-from adatape.show.pictures.training import draw_training
+from adatape.show.pictures.training import draw_training, known
 from adatape.show.terminal import TABLE, pick_device
 from adatape.train.folder import load_run
-from adatape.train.journal import METRICS, lines_of
+from adatape.train.journal import METRICS, read_metrics
+from adatape.train.lock import writing
 
 FIGURES, BUDGETS = "figures", "budgets.json"
 TELLING = 64  # sequences among which one is chosen to be drawn
@@ -42,6 +43,7 @@ class Finished(NamedTuple):
     device: torch.device
     samples: int
     reads: Reads
+    lines: list[dict[str, Any]]
 
     @property
     def out(self) -> Path:
@@ -60,14 +62,19 @@ def print_figures(folder: Path, device: str, samples: int = 2000, trust: bool = 
     experiment, model = load_run(folder, trust=trust)
     place = torch.device(pick_device(device))
     reads = collect(model.to(place), spread_batches(experiment, samples, place))
-    done = Finished(folder, experiment, model, place, samples, reads)
+    metrics = read_metrics(folder / METRICS)
+    done = Finished(folder, experiment, model, place, samples, reads, metrics.lines)
     table = Table("figure", "what it shows", title=str(folder), **TABLE)
     drawn: dict[str, str] = {}
-    for what, draw in DRAWN.items():
-        for path in draw(done):
-            drawn[path.stem] = str(path)
-            table.add_row(str(path.relative_to(folder)), what)
+    with writing(folder):
+        for what, draw in DRAWN.items():
+            for path in draw(done):
+                drawn[path.stem] = str(path)
+                table.add_row(str(path.relative_to(folder)), what)
     Console().print(table)
+    if metrics.damaged:
+        left_out = f"{len(metrics.damaged)} damaged lines of {folder / METRICS} were left out"
+        Console().print(left_out, highlight=False, markup=False, soft_wrap=True)
     return {"out": str(done.out), "figures": drawn, "samples": len(reads.label)}
 
 
@@ -77,15 +84,15 @@ def _those(path: Path | None) -> list[Path]:
 
 def _training(run: Finished) -> list[Path]:
     title = f"{run.experiment.recipe}, {model_name(run.experiment)}"
-    return _those(draw_training(run.out / "training.png", lines_of(run.folder / METRICS), title))
+    return _those(draw_training(run.out / "training.png", run.lines, title))
 
 
 def _parity(run: Finished) -> list[Path]:
     data, reading = run.experiment.data, getattr(getattr(run.model, "reader", None), "reading", None)
     if not isinstance(data, Parity) or reading is None or reading.merged != 2 or data.length > LONGEST:
         return []
-    lines = [line for line in lines_of(run.folder / METRICS) if line.get("kind", "validation") == "validation"]
-    curve = [(int(line["step"]), float(line["accuracy"])) for line in lines]
+    lines = [line for line in run.lines if line.get("kind", "validation") == "validation"]
+    curve = [(line["step"], line["accuracy"]) for line in lines if known(line, "accuracy")]
     told = telling_sequence(run.model, Sequences(*(each.to(run.device) for each in held_out_set(data.length, TELLING))))
     lengths = torch.bincount(run.reads.length).tolist()
     return [_draw_parity(run.out / "parity.png", {"adatape": curve}, lengths, *told)]

@@ -17,8 +17,9 @@ from adatape.show.beside import counted_beside, paper_accuracy, same_system, sha
 from adatape.show.page import GENERATOR, as_json, details, figures, table, whole_page
 from adatape.show.terminal import TABLE
 from adatape.train.files import whole
-from adatape.train.folder import RESULT, load_config
+from adatape.train.folder import RESULT, load_config, load_result, missing_weights
 from adatape.train.trust import check_links
+from adatape.validation import read_object
 
 SAME = ("seed", "engine")  # what may differ between runs of one cell
 
@@ -128,17 +129,7 @@ def _read(folder: Path) -> Run:
     if not (folder / RESULT).is_file():
         raise FileNotFoundError(f"has no {RESULT}: the run is not finished; `adatape train {folder}` goes on with it")
     env = folder / "env.json"
-    return Run(folder, experiment, _json(folder / RESULT), _json(env) if env.is_file() else {})
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path.name} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} holds a {type(found).__name__}; it must be an object")
-    return found
+    return Run(folder, experiment, load_result(folder), read_object(env) if env.is_file() else {})
 
 
 def _check_out(out: Path) -> None:
@@ -275,6 +266,7 @@ def _article(run: Run) -> str:
             f'<p class="faint">{escape(place)}<br>{escape(versions)}</p>',
             f"<pre>{escape(str(run.env.get('command', 'the command is not known')))}</pre>",
             pictures or lacking,
+            f'<p class="faint">{escape(missing_weights(run.folder) or "")}</p>',
             details("environment", as_json(env)),
             details("config.json", as_json(to_dict(run.experiment))),
             details("result.json", as_json(run.result)),
@@ -295,6 +287,8 @@ def _print(groups: list[list[Run]], skipped: dict[Path, str], out: Path) -> None
         printed.add_row(*row)
     console = Console()
     console.print(printed)
+    for lacking in filter(None, (missing_weights(run.folder) for group in groups for run in group)):
+        console.print(lacking, highlight=False, markup=False, soft_wrap=True)
     for folder, reason in skipped.items():
         console.print(f"passed over {folder}: {reason}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"report: {out}", highlight=False, soft_wrap=True)

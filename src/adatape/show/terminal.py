@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+DEVICES = "it must be auto, cpu, or cuda with or without a number"
 TABLE: dict[str, Any] = {"box": None, "header_style": "bold"}
 
 
@@ -17,11 +18,15 @@ def pick_device(asked: str) -> str:
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        kind = torch.device(asked).type
+        device = torch.device(asked)
     except RuntimeError as error:
-        raise ValueError(f"device is {asked!r}; it must be auto, cpu, or cuda with or without a number") from error
-    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {asked!r}; {DEVICES}") from error
+    if asked != "cpu" and device.type != "cuda":
+        raise ValueError(f"device is {asked!r}; {DEVICES}")
+    if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {asked!r}; torch finds no CUDA GPU here, so use cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {asked!r}; the last of this machine is cuda:{torch.cuda.device_count() - 1}")
     return asked
 
 

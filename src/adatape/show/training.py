@@ -22,8 +22,9 @@ from adatape.train.evaluate import score_run
 from adatape.train.fleet import fleets, run_together
 from adatape.train.folder import load_config, load_run
 from adatape.train.run import Moment, Watch, plain, run
-from adatape.train.sweep import combinations
+from adatape.train.sweep import combinations, with_settings
 from adatape.train.trust import check_links, untrusted
+from adatape.validation import call_checked
 
 
 def train_with_progress(
@@ -60,13 +61,12 @@ def _own_folder(recipe: str) -> Path:
 def _experiment(what: Any, fields: tuple[str, ...], trust: bool) -> Experiment:
     """A recipe's is the user's own; of a file's, what the user has not set may fetch nothing."""
     if callable(what):
-        experiment: Experiment = what()
+        experiment: Experiment = call_checked(what.func, *what.args, **what.keywords)
     else:
         experiment = load_config(what.folder / "config.json" if hasattr(what, "folder") else what.config, trust=True)
-    chosen: dict[str, Any] = {}
-    if fields:
-        [(chosen, experiment)] = combinations(experiment, list(fields))
-    return experiment if callable(what) or trust else untrusted(experiment, chosen)
+    experiment = with_settings(experiment, fields) if fields else experiment
+    said = [field.partition("=")[0].strip() for field in fields]
+    return experiment if callable(what) or trust else untrusted(experiment, said)
 
 
 @contextmanager
@@ -134,8 +134,6 @@ def sweep_with_progress(
     what: Any, over: list[str], out: Path | None, device: str, together: int = 1, trust: bool = False
 ) -> dict[str, Any]:
     """Runs every combination, so many side by side as share their batches, and tabulates them."""
-    if together < 1:
-        raise ValueError(f"together is {together}; it must be at least 1")
     experiment = _experiment(what, (), trust=True)
     grid = combinations(experiment, over)
     if not callable(what) and not trust:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,22 +21,24 @@ from adatape.data.loaders import labelled_images
 from adatape.measure.fewshot import features_of, few_shot, summary
 from adatape.models.adaptive import Adaptive
 from adatape.show.terminal import TABLE, pick_device
-from adatape.train.folder import RESULT, load_run
+from adatape.train.folder import load_result, load_run
 from adatape.train.identity import identity
 from adatape.train.release import release
+from adatape.validation import read_object
 
 AT_ONCE, WORKERS = 500, 2
 
 
-def data_named(text: str, size: int) -> Images:
+def data_named(text: str, size: int, exif_orientation: bool = False) -> Images:
     """`digits`, SOURCE:PATH as in pets:data/pets, or a folder of arrays or of classes."""
     source, _, path = text.partition(":")
     if source in get_args(Source):
-        return Images(source, path or None, size)  # type: ignore[arg-type]
+        return Images(source, path or None, size, exif_orientation=exif_orientation)  # type: ignore[arg-type]
     if not Path(text).is_dir():
         known = ", ".join(get_args(Source))
         raise FileNotFoundError(f"{text} is no folder; give SOURCE:PATH with a source of {known}, or a folder")
-    return Images("arrays" if (Path(text) / "train_images.npy").is_file() else "folder", text, size)
+    kind: Source = "arrays" if (Path(text) / "train_images.npy").is_file() else "folder"
+    return Images(kind, text, size, exif_orientation=exif_orientation)
 
 
 def print_fewshot(
@@ -53,7 +54,8 @@ def print_fewshot(
     experiment, model = load_run(folder, trust=trust)
     if not isinstance(experiment.data, Images):
         raise ValueError(f"{folder} is a run on {type(experiment.data).__name__}; few-shot needs one on images")
-    data, place = data_named(on, experiment.data.size), torch.device(pick_device(device))
+    data = data_named(on, experiment.data.size, experiment.data.exif_orientation)
+    place = torch.device(pick_device(device))
     model = model.to(place)
     sets = [open_images(data, split) for split in ("train", "test")]
     (train, train_labels), (test, test_labels) = (
@@ -95,8 +97,8 @@ def print_release(folder: Path, to: Path, trust: bool = False) -> dict[str, Any]
         raise ValueError(f"{folder} is a run on {type(data).__name__}; timm's format is for models of images")
     test = open_images(data, "test")
     shape = {"img_size": data.size, "in_chans": test.channels, "num_classes": test.classes}
-    result = json.loads((folder / RESULT).read_text())
-    command = json.loads((folder / "env.json").read_text())["command"]
+    result, env = load_result(folder), read_object(folder / "env.json") if (folder / "env.json").is_file() else {}
+    command = str(env.get("command", "the command is not known"))
     grey = test.channels
     wrapped = {} if settings.wrap is None else {"backbone": settings.name, **settings.wrap}
     release(

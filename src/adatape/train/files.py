@@ -1,9 +1,10 @@
-"""Files that are written whole or not at all, by name where they cannot be."""
+"""Files that are written whole or not at all, by name where they cannot be, and never through a link."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,3 +40,12 @@ def named(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         number, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
         raise OSError(number or errno.EIO, f"{path} could not be written: {reason or error}") from error
+
+
+def open_own(path: Path, flags: int) -> int:
+    """A descriptor of a regular file; never of what a link of that name leads to, nor of a pipe, which would wait."""
+    handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, f"{path} is no regular file")
+    return handle

@@ -21,7 +21,7 @@ from adatape.config import Experiment
 from adatape.data.batch import Batch
 from adatape.graph import Tensors, captured, room_to_compile, side_by_side
 from adatape.train.distributed import local_device
-from adatape.train.folder import prepare
+from adatape.train.folder import new_folder
 from adatape.train.loop import Stats, Trainer
 from adatape.train.run import Record, Watch
 from adatape.train.stop import Stop, Stopped
@@ -86,25 +86,26 @@ def run_together(
 
     A run that fails leaves `{"error": why}` in place of its result, and the others go on. Times are those of all.
     """
-    with _room_for(experiments), Stop() as stop:
-        fleet = Fleet(experiments, local_device(device))
-        for experiment, folder in zip(experiments, folders, strict=True):
-            prepare(folder, experiment, device)
-        watches = [watch, *[lambda _: None] * (len(folders) - 1)]
-        records = [Record(*each, facts={}) for each in zip(fleet.trainers, folders, watches, strict=True)]
-        errors: dict[Record, str] = {}
-        with ExitStack() as open_records:
-            for record in records:
-                open_records.enter_context(record)
-            for step, each in enumerate(fleet.train(), 1):
-                _note(records, each, errors)
-                if stop.code is not None and step < experiments[0].optimizer.steps:
-                    raise Stopped(stop.code, f"stopped at step {step}; runs side by side begin anew")
-        seconds = records[0].seconds
-    return [
-        {"error": errors[record]} if record in errors else record.conclude(seconds=seconds, together=len(records))
-        for record in records
-    ]
+    with ExitStack() as held:
+        with _room_for(experiments), Stop() as stop:
+            fleet = Fleet(experiments, local_device(device))
+            for experiment, folder in zip(experiments, folders, strict=True):
+                held.enter_context(new_folder(folder, experiment, device, begun=lambda: fleet.trainers[0].step > 0))
+            watches = [watch, *[lambda _: None] * (len(folders) - 1)]
+            records = [Record(*each, facts={}) for each in zip(fleet.trainers, folders, watches, strict=True)]
+            errors: dict[Record, str] = {}
+            with ExitStack() as open_records:
+                for record in records:
+                    open_records.enter_context(record)
+                for step, each in enumerate(fleet.train(), 1):
+                    _note(records, each, errors)
+                    if stop.code is not None and step < experiments[0].optimizer.steps:
+                        raise Stopped(stop.code, f"stopped at step {step}; runs side by side begin anew")
+            seconds = records[0].seconds
+        return [
+            {"error": errors[record]} if record in errors else record.conclude(seconds=seconds, together=len(records))
+            for record in records
+        ]
 
 
 def _note(records: Sequence[Record], each: Sequence[Stats], errors: dict[Record, str]) -> None:

@@ -7,6 +7,8 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,31 +17,73 @@ import timm
 import torch
 
 import adatape
-from adatape.config import Budget, Experiment, Parity, from_dict, to_dict
+from adatape.config import Budget, Experiment, NotNegative, Parity, Share, Whole, to_dict
 from adatape.measure.budget import apply_budget
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.reader import TapeReader
 from adatape.train.files import PARTIAL, whole
+from adatape.train.half_made import absent_folders, removed_on_failure
 from adatape.train.identity import check_identity
+from adatape.train.lock import LOCK, writing
 from adatape.train.task import build_for
 from adatape.train.trust import check_links, untrusted
 from adatape.train.weights import expect_stamp, read_weights
+from adatape.validation import check_values, read_object, read_record
 
 CHECKPOINTS = "checkpoints"
 WEIGHTS = Path(CHECKPOINTS) / "model.safetensors"
 RESULT = "result.json"
 MAY_MOVE = ("data.path", "data.download")  # since a run was finished: where its data lies
+RESULT_FIGURES = {
+    "accuracy": Share,
+    "length_mean": NotNegative,
+    "length_var": NotNegative,
+    "gflops": NotNegative,
+    "gflops_mean": NotNegative,
+    "parameters": Whole,
+    "steps": Whole,
+    "seconds": NotNegative,
+}
+
+
+@contextmanager
+def new_folder(
+    out: Path,
+    experiment: Experiment,
+    device: str,
+    say: Callable[[str], None] = print,
+    begun: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
+    """A folder made for a run, into which this process alone writes; a failure before it has begun leaves none."""
+    check_free(out)
+    absent = absent_folders(out)
+    with writing(out, say):
+        check_free(out)  # another may have come first
+        with removed_on_failure(out, absent, unless=begun):
+            prepare(out, experiment, device)
+            yield
 
 
 def prepare(out: Path, experiment: Experiment, device: str) -> None:
     """Makes the folder and writes what the run depends on; refuses a folder that holds anything."""
-    if out.exists() and (not out.is_dir() or any(path.suffix != PARTIAL for path in out.iterdir())):
+    check_free(out)
+    with removed_on_failure(out, absent_folders(out)):
+        out.mkdir(parents=True, exist_ok=True)
+        # A budget belongs to weights, not to a replay.
+        write(out / "config.json", to_dict(with_budget(experiment, None)))
+        write(out / "env.json", environment(device))
+
+
+def check_free(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(_is_other(path) for path in out.iterdir())):
         hint = f"`adatape train {out}` goes on with it, or " if (out / "config.json").is_file() else ""
         raise FileExistsError(f"{out} exists and is not empty; {hint}choose another --out or remove it")
-    out.mkdir(parents=True, exist_ok=True)
-    write(out / "config.json", to_dict(with_budget(experiment, None)))  # a budget belongs to weights, not to a replay
-    write(out / "env.json", environment(device))
+
+
+def _is_other(path: Path) -> bool:
+    """Than what a run leaves that was killed before it began."""
+    return path.suffix != PARTIAL and path.name != LOCK
 
 
 def check_same(out: Path, experiment: Experiment) -> None:
@@ -63,12 +107,7 @@ def load_run(
     At another sequence length than it was trained on, its budget scales along. Without `trust` its data set is read
     from this disk alone, and no file may be a link that leads out of the folder.
     """
-    for name in (Path("config.json"), WEIGHTS):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} has no {name}; it must be the folder of a finished run")
-    if not trust:
-        check_links(folder)
-    experiment = load_config(folder / "config.json", trust)
+    experiment = load_finished(folder, trust)
     model = build_for(experiment)
     load_weights(model, folder / WEIGHTS, experiment)
     if stored_budget and experiment.model.budget is not None:
@@ -76,6 +115,27 @@ def load_run(
     if length is not None:
         _at_length(experiment, model, length)
     return experiment, model
+
+
+def load_finished(folder: Path, trust: bool = False) -> Experiment:
+    """A finished run's experiment; an error where its weights, or all of it, are gone."""
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} has no config.json; it must be the folder of a finished run")
+    if not trust:
+        check_links(folder)
+    experiment, lacking = load_config(folder / "config.json", trust), missing_weights(folder)
+    if lacking:
+        raise FileNotFoundError(lacking)
+    return experiment
+
+
+def missing_weights(folder: Path) -> str | None:
+    """What every verb says of a run without weights; None where they are there."""
+    if (folder / WEIGHTS).is_file():
+        return None
+    if (folder / RESULT).is_file():
+        return f"{folder} has no {WEIGHTS}: the weights of this run are gone; put them back, or train it again"
+    return f"{folder} has no {WEIGHTS}: the run is not finished; `adatape train {folder}` goes on with it"
 
 
 def load_weights(model: Adaptive, path: Path, experiment: Experiment) -> None:
@@ -115,11 +175,17 @@ def _at_length(experiment: Experiment, model: Adaptive, length: int) -> None:
 
 def load_config(path: Path, trust: bool = False) -> Experiment:
     """The experiment of a file; without `trust` it fetches nothing when it is carried out."""
-    try:
-        experiment = from_dict(Experiment, json.loads(path.read_text()))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+    experiment = read_record(Experiment, path)
     return experiment if trust else untrusted(experiment)
+
+
+def load_result(folder: Path, needed: Iterable[str] = ("accuracy",)) -> dict[str, Any]:
+    """What a finished run says of itself; an error names a figure that is needed and missing, or that is no number."""
+    found = read_object(folder / RESULT)
+    needed = {name: found.get(name) for name in needed}
+    known = {name: value for name, value in found.items() if value is not None}
+    check_values(RESULT_FIGURES, {**needed, **known}, f"{folder / RESULT}: ")
+    return found
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from adatape.train.files import named, whole
+from adatape.train.files import named, open_own, whole
 
-METRICS = "metrics.jsonl"
+METRICS, DAMAGED = "metrics.jsonl", "metrics.damaged.jsonl"
+MOST_DIGITS = 15  # of a whole number that a float holds too
+
+
+class Metrics(NamedTuple):
+    """What a metrics file holds."""
+
+    lines: list[dict[str, Any]]
+    damaged: list[bytes]  # cut by a crash, or changed on the disk
 
 
 class Journal:
-    """Lines of `step` and figures; what an earlier attempt wrote beyond `step` is taken back."""
+    """Lines of `step` and figures; what an earlier attempt wrote beyond `step` is taken back, and damage set aside."""
 
-    def __init__(self, out: Path, step: int = 0) -> None:
+    def __init__(self, out: Path, step: int = 0, say: Callable[[str], None] = print) -> None:
         self.path = out / METRICS
-        kept = [line for line in lines_of(self.path) if line["step"] <= step]
+        found = read_metrics(self.path)
+        kept = [line for line in found.lines if line["step"] <= step]
+        if found.damaged:
+            _set_aside(out / DAMAGED, found.damaged)
+            say(f"{len(found.damaged)} damaged lines of {self.path} were set aside in {out / DAMAGED}")
         with whole(self.path) as partial:
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
         self.board = _board(out / "tensorboard", step)
@@ -45,15 +59,42 @@ class Journal:
             self.board.close()
 
 
+def read_metrics(path: Path) -> Metrics:
+    lines, damaged = [], []
+    for text in path.read_bytes().split(b"\n") if path.is_file() else ():
+        line = _line(text)
+        if line is not None:
+            lines.append(line)
+        elif text.strip():
+            damaged.append(text)
+    return Metrics(lines, damaged)
+
+
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics file; a crash may have cut the last."""
-    found = []
-    for text in path.read_text().splitlines() if path.is_file() else ():
-        try:
-            found.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return found
+    """The sound lines of a metrics file."""
+    return read_metrics(path).lines
+
+
+def _line(text: bytes) -> dict[str, Any] | None:
+    """An object with a step and finite figures; else None."""
+    try:
+        found = json.loads(text.decode(), parse_int=_whole)
+        json.dumps(found, allow_nan=False)
+    except (ValueError, RecursionError):
+        return None
+    sound = isinstance(found, dict) and type(found.get("step")) is int and found["step"] >= 0
+    return found if sound and isinstance(found.get("kind", ""), str) else None
+
+
+def _whole(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"{len(text)} digits; a count has at most {MOST_DIGITS}")
+    return int(text)
+
+
+def _set_aside(path: Path, lines: list[bytes]) -> None:
+    with named(path), os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
+        file.writelines(line + b"\n" for line in lines)
 
 
 def _board(folder: Path, step: int) -> Any:

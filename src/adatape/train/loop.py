@@ -24,6 +24,7 @@ from adatape.train.checkpoint import load, save
 from adatape.train.distributed import gathered, spread, summed
 from adatape.train.optim import Stepper
 from adatape.train.task import Task, build_for, task_of
+from adatape.validation import check
 
 NOISE = 7  # first word of the key that dropout and the like draw from
 
@@ -50,13 +51,13 @@ class Trainer:
         beside: Trainer | None = None,  # one with the same data, whose images this one shares
         pretrained: bool = True,  # False where a checkpoint is loaded next, so that no other weights are needed
     ) -> None:
+        check(experiment)
         self.experiment, self.device, self.part, self.step = experiment, torch.device(device), part or Part(), 0
         engine, on_gpu = experiment.engine, self.device.type == "cuda"
         _set_precision(on_gpu, engine.deterministic)
         self.task: Task = (
             task_of(experiment, self.part, self.device) if beside is None else _shared(experiment, beside.task)
         )
-        _check_counts(experiment)
         _check_parts(experiment, self.part)
         torch.manual_seed(experiment.seed)
         self.model = self.task.build(pretrained).to(self.device)
@@ -189,17 +190,9 @@ def _pieces(batch: Batch, parts: int) -> list[Batch]:
     return [Batch(*each) for each in zip(*(part.chunk(parts) for part in batch), strict=True)]
 
 
-def _check_counts(experiment: Experiment) -> None:
-    engine, counts = experiment.engine, {"evaluate_every": experiment.evaluate_every}
-    counts |= {name: getattr(engine, name) for name in ("checkpoint_every", "log_every", "bad_steps")}
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
-
-
 def _check_parts(experiment: Experiment, part: Part) -> None:
     batch, pieces = experiment.optimizer.batch, part.world * experiment.engine.accumulate
-    if experiment.engine.accumulate < 1 or batch % pieces:
+    if batch % pieces:
         raise ValueError(
             f"batch is {batch}; {part.world} processes with accumulate {experiment.engine.accumulate} "
             f"cannot cut it into {pieces} equal parts"

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from adatape.config import Experiment
+from adatape.data.workers import deaths_told
 from adatape.measure.accuracy import Score
 from adatape.measure.cost import cost, total
 from adatape.train.checkpoint import has_identity, newest_good, sweep
 from adatape.train.distributed import agreed, joined, local_device, on_first, restarted, whole_state
 from adatape.train.evaluate import score_run
-from adatape.train.folder import CHECKPOINTS, RESULT, WEIGHTS, check_made_by, check_same, load_run, prepare, write
+from adatape.train.folder import (
+    CHECKPOINTS,
+    RESULT,
+    RESULT_FIGURES,
+    WEIGHTS,
+    check_made_by,
+    check_same,
+    load_result,
+    load_run,
+    missing_weights,
+    new_folder,
+    write,
+)
 from adatape.train.identity import identity
 from adatape.train.journal import Journal
+from adatape.train.lock import writing
 from adatape.train.loop import Stats, Trainer
 from adatape.train.saver import Saver
 from adatape.train.stop import Stop, Stopped
 from adatape.train.weights import write_weights
+from adatape.validation import finite
 
 CONFIRMATIONS = 3  # evaluations in a row that must reach `stop_at`
 ASKED_EVERY = 10  # steps between agreements of several processes to stop
@@ -51,24 +66,35 @@ def run(
 ) -> dict[str, Any]:
     """Trains until `stop_at` or the last step, scores the test set once, and writes the folder.
 
-    Goes on from the newest good checkpoint when asked to resume, or when torchrun has started it again.
+    Goes on from the newest good checkpoint when asked to resume, or when torchrun has started it again. A folder into
+    which another process writes is refused.
     """
     place = local_device(device)
-    with joined(place) as part, Stop() as stop:
+    with joined(place) as part, Stop() as stop, ExitStack() as held:
         resume = (resume or restarted()) and (out / "config.json").is_file()
         if resume:
             on_first(lambda: check_same(out, experiment))
             if (out / RESULT).is_file():
-                if (out / WEIGHTS).is_file():
-                    on_first(lambda: check_made_by(out / WEIGHTS, experiment))
-                return json.loads((out / RESULT).read_text())
+                return _stored_result(out, experiment, say)
+            on_first(lambda: held.enter_context(writing(out, say)))
         begun = resume and any((out / CHECKPOINTS).glob("step-*"))
         # What a trainer refuses, it refuses before a folder is made.
         trainer = Trainer(experiment, place, part, pretrained=not begun)
         if not resume:
-            on_first(lambda: prepare(out, experiment, device))
+            new = new_folder(out, experiment, device, say, begun=lambda: trainer.step > 0)
+            on_first(lambda: held.enter_context(new))
         facts = go_back(trainer, out, say) if resume else {}
-        return carry_out(Record(trainer, out, watch, facts), stop)
+        with deaths_told(f"`adatape train {out}` goes on from the newest checkpoint"):
+            return carry_out(Record(trainer, out, watch, facts, say), stop)
+
+
+def _stored_result(out: Path, experiment: Experiment, say: Say) -> dict[str, Any]:
+    result, lacking = load_result(out, RESULT_FIGURES), missing_weights(out)
+    if lacking:
+        say(lacking)
+    else:
+        on_first(lambda: check_made_by(out / WEIGHTS, experiment))
+    return result
 
 
 def carry_out(record: Record, stop: Stop) -> dict[str, Any]:
@@ -99,7 +125,7 @@ def heed(record: Record, stop: Stop) -> None:
 class Record:
     """What becomes of a trainer's steps: logged, evaluated, saved."""
 
-    def __init__(self, trainer: Trainer, out: Path, watch: Watch, facts: dict[str, Any]) -> None:
+    def __init__(self, trainer: Trainer, out: Path, watch: Watch, facts: dict[str, Any], say: Say = print) -> None:
         self.trainer, self.out, self.watch = trainer, out, watch
         self.experiment, self.engine = trainer.experiment, trainer.experiment.engine
         self.met, self.best = facts.get("met", 0), facts.get("best", -1.0)
@@ -107,7 +133,7 @@ class Record:
         self.pending: list[Stats] = []
         beside = trainer.device.type == "cuda" and trainer.part.world == 1
         self.saver = Saver(out / CHECKPOINTS, self.experiment, beside)
-        self.journal = Journal(out, trainer.step) if trainer.part.rank == 0 else None
+        self.journal = Journal(out, trainer.step, say) if trainer.part.rank == 0 else None
         self.began = time.perf_counter() - facts.get("seconds", 0.0)
         self.logged = time.perf_counter()
 
@@ -236,7 +262,7 @@ def conclude(trainer: Trainer, out: Path, seconds: float, **facts: Any) -> dict[
         **unreadable(trainer),
         **facts,
     }
-    on_first(lambda: write(out / RESULT, result))
+    on_first(lambda: write(out / RESULT, finite(result)))
     return result
 
 

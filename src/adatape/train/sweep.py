@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from adatape.config import Experiment, from_dict, to_dict
@@ -40,6 +40,15 @@ def with_fields(experiment: Experiment, fields: dict[str, Any]) -> Experiment:
     return from_dict(Experiment, values)
 
 
+def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment:
+    """The experiment with each `field=value` of the settings."""
+    pairs = [text.partition("=") for text in settings]
+    for text, (name, _, value) in zip(settings, pairs, strict=True):
+        if not (name and value):
+            raise ValueError(f"set is {text!r}; it must read field=value")
+    return with_fields(experiment, {name: value_of(value) for name, _, value in pairs})
+
+
 class Worded(NamedTuple):
     """A run in a few words: a system, then keywords of a recipe and fields of its experiment, as name=value."""
 
@@ -72,7 +81,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
 def value_of(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return float(text) if text == "inf" else text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from adatape.data.sampler import Order
 from adatape.data.shard_loader import CHANNELS, ShardLoader, classes_of, labelled_shards
 from adatape.data.shards import open_shards
 from adatape.models.adaptive import Adaptive
+from adatape.models.construct import construct
 from adatape.models.making import wrap
 from adatape.models.options import check_options, check_wrap
 from adatape.models.plain import Plain
@@ -142,7 +144,11 @@ def build_image_model(model: ImageModel, size: int, channels: int, classes: int,
         raise ValueError(f"model.name is {model.name!r}; `adatape models` lists ours, timm.list_models() all")
     check_options("model.options", model.options)
     check_wrap("model.wrap", model.wrap or {})
-    given: dict[str, Any] = {"img_size": size, "in_chans": channels, "num_classes": classes, **model.options}
+    given: dict[str, Any] = {"img_size": size, "in_chans": channels, "num_classes": classes}
+    for option, value in given.items():
+        if model.options.get(option, value) != value:
+            said = f"model.options.{option} is {model.options[option]!r}"
+            raise ValueError(f"{said}; the data has {value}, so leave it out")
     if model.pretrained and weights:
         if not model.may_fetch:
             raise ValueError(
@@ -152,17 +158,27 @@ def build_image_model(model: ImageModel, size: int, channels: int, classes: int,
         given["pretrained"] = True
         if model.pretrained != "hub":
             given["pretrained_cfg_overlay"] = {"state_dict": read_weights(Path(model.pretrained)), "custom_load": False}
-    try:
-        built = timm.create_model(model.name, **given)
-    except TypeError as error:
-        raise ValueError(f"model.options is {model.options}; {model.name} does not take them: {error}") from error
+    named = partial(timm.create_model, model.name)
+    built = construct(named, model.name, model.options, "model.options", **given)
+    _check_fits(built, size)
     if model.wrap is not None:
-        built = wrap(built, **model.wrap)
+        built = construct(partial(wrap, built), "adatape.wrap", model.wrap, "model.wrap")
     elif not isinstance(built, Adaptive):
         built = Plain(built)
     if model.trains == "tape":
         _freeze_backbone(built)
     return built
+
+
+def _check_fits(model: nn.Module, size: int) -> None:
+    """timm would leave out the pixels beyond the last whole patch, which may be all of them, and pool nothing."""
+    vit: Any = getattr(model, "vit", model)
+    if getattr(vit, "global_pool", None) == "":
+        raise ValueError("model.options.global_pool is ''; to answer by classes it must be token, avg, max or avgmax")
+    embed = getattr(vit, "patch_embed", None)
+    patch = getattr(embed, "patch_size", (1,))
+    if any(size % side for side in patch) and not getattr(embed, "dynamic_img_pad", False):
+        raise ValueError(f"model.options.patch_size is {patch[0]}; it must divide data.size, {size}")
 
 
 def _freeze_backbone(model: nn.Module) -> None:

@@ -1,0 +1,90 @@
+"""Making a model of options that somebody typed: what its constructor refuses is one line that names the option."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import torch
+from annotated_types import Ge, Le
+
+from adatape.config import Depth, NotNegative, PartialShare, Pixels, Positive, Quantity, QuantityOrZero, Reading, Width
+from adatape.validation import check_values, first_line
+
+T = TypeVar("T")
+# Constructors of timm and torch check what they are given by assertions and by failing; they do not run what it says.
+REFUSALS = (TypeError, ValueError, AssertionError, RuntimeError, ArithmeticError, LookupError, AttributeError)
+
+
+class OptionLimits:
+    """Of options that say how much is built; without them a slip would fill the memory."""
+
+    img_size: Pixels | tuple[Pixels, Pixels]
+    patch_size: Pixels | tuple[Pixels, Pixels]
+    bank_patch: Pixels
+    patch: Pixels
+    in_chans: Annotated[int, Ge(1), Le(4096)]
+    num_classes: Annotated[int, Ge(0), Le(10_000_000)]
+    embed_dim: Width
+    depth: Depth
+    num_heads: Width
+    bank_size: Annotated[int, Ge(1), Le(100_000_000)]
+    class_mlp_ratio: Positive
+    mlp_ratio: Annotated[float, Ge(0), Le(1000)]
+    reg_tokens: QuantityOrZero
+    layer: QuantityOrZero
+    leave: QuantityOrZero | None
+    still: QuantityOrZero | None
+    haste: NotNegative
+    drop_rate: PartialShare
+    pos_drop_rate: PartialShare
+    patch_drop_rate: PartialShare
+    proj_drop_rate: PartialShare
+    attn_drop_rate: PartialShare
+    drop_path_rate: PartialShare
+    steps: Quantity
+
+
+LIMITED: dict[str, Any] = {
+    **get_type_hints(Reading, include_extras=True),
+    **get_type_hints(OptionLimits, include_extras=True),
+}
+
+
+def construct(build: Callable[..., T], name: str, options: Mapping[str, Any], where: str = "", **given: Any) -> T:
+    """`build(**given, **options)`; `where` is the field that the options come from, as in `model.options`."""
+    prefix = f"{where}." if where else ""
+    check_values(LIMITED, options, prefix)
+    try:
+        return build(**{**given, **options})
+    except REFUSALS as error:
+        if _out_of_memory(error) or _is_our_sentence(error):
+            raise
+        wrong = _culprit(build, options, given)
+        said = f"{prefix}{wrong} is {options[wrong]!r}" if wrong else f"{where or 'options'} is {dict(options)}"
+        raise ValueError(f"{said}; {name} does not take {'it' if wrong else 'them'}: {first_line(error)}") from error
+
+
+def _culprit(build: Callable[..., Any], options: Mapping[str, Any], given: dict[str, Any]) -> str | None:
+    """The option without which a model can be built, if it is one."""
+    shape = {each: value for each, value in given.items() if not each.startswith("pretrained")}
+    for name in options:
+        rest = {each: value for each, value in options.items() if each != name}
+        try:
+            with torch.device("meta"):
+                build(**{**shape, **rest})
+        except REFUSALS:
+            continue
+        return name
+    return None
+
+
+def _is_our_sentence(error: Exception) -> bool:
+    """What this package refuses names field, value and limit itself."""
+    frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
+    return isinstance(error, ValueError) and frames[-1].frame.f_globals.get("__name__", "").startswith("adatape.")
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

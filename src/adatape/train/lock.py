@@ -1,0 +1,237 @@
+"""One process at a time writes into a run folder.
+
+The kernel decides, by `flock` on `writer.lock`: its lock ends with the process, however that dies, and NFS hands it on
+to its server. The file says who holds it and is removed at the end. Some file systems have no locks, or keep them to
+one machine; so the holder also touches the file every few seconds, and where the kernel cannot answer for a file that
+was left behind, it is watched for a while before it is taken over. (filelock says neither who holds a lock nor
+whether a holder elsewhere is alive.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from adatape.train.files import PARTIAL, named, open_own
+
+if sys.platform == "win32":
+    LOCK_EX = LOCK_NB = 0
+
+    def flock(handle: int, operation: int) -> None:  # noqa: ARG001
+        raise OSError(errno.ENOSYS, "Windows has no flock")
+else:
+    from fcntl import LOCK_EX, LOCK_NB, flock
+
+LOCK = "writer.lock"
+BEAT, WATCHED = 5.0, 20.0  # seconds between touches of the file, and without one after which its holder is gone
+SETTLED = 1.0  # seconds in which two that take over at once, without a kernel's lock, see who came last
+TAKEN = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
+LACKING = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+MOST_TEXT = 500
+Say = Callable[[str], None]
+_held: set[int] = set()
+
+
+class FolderInUse(OSError):  # noqa: N818  it names a state, as FileExists would
+    """Another process is writing into this run folder."""
+
+
+class Holder(NamedTuple):
+    """Who writes, as its lock file says."""
+
+    host: str
+    pid: str
+    since: str
+    command: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.since} ({self.command})"
+
+
+@contextmanager
+def writing(folder: Path, say: Say = print) -> Iterator[None]:
+    """Within, no other process may write into this run folder; one that does so already is named and left alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_links(folder)
+    path, over = folder / LOCK, threading.Event()
+    handle = _acquired(path, say)
+    _held.add(handle)
+    touching = threading.Thread(target=_touch, args=(handle, over), name="lock", daemon=True)
+    touching.start()
+    try:
+        yield
+    finally:
+        if handle in _held:  # else this is a fork of the holder, and the lock its parent's
+            over.set()
+            touching.join()
+            _release(path, handle)
+
+
+def _acquired(path: Path, say: Say) -> int:
+    while True:
+        handle = open_own(path, os.O_RDWR | os.O_CREAT)
+        try:
+            locked = _locked(handle, path)
+            last = _holder(handle)
+            if last is not None and not (locked and last.host == socket.gethostname()):
+                _watch(path, last, say)
+            if _is_at(path, handle):  # else its holder has just ended and removed it
+                if locked:
+                    with named(path):
+                        os.ftruncate(handle, 0)
+                        os.pwrite(handle, _details(), 0)
+                    return handle
+                return _put_in_place(path, handle, say)
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _locked(handle: int, path: Path) -> bool:
+    """Whether the kernel has locked it for this process; False where it knows no locks."""
+    try:
+        flock(handle, LOCK_EX | LOCK_NB)
+    except OSError as error:
+        if error.errno in TAKEN:
+            raise _in_use(path, _holder(handle)) from None
+        if error.errno not in LACKING:
+            raise
+        return False
+    return True
+
+
+def _put_in_place(path: Path, handle: int, say: Say) -> int:
+    """Without a kernel's lock the last to replace the file has it, once all who might have tried are through."""
+    say(f"the file system of {path.parent} has no locks; {LOCK}, touched every {BEAT:g} s, takes their place")
+    mine = path.with_name(f"{LOCK}.{uuid.uuid4().hex}{PARTIAL}")
+    own = open_own(mine, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        with named(path):
+            os.pwrite(own, _details(), 0)
+            mine.replace(path)
+        time.sleep(SETTLED)
+        if not _is_at(path, own):
+            raise _in_use(path, _holder_at(path))
+    except BaseException:
+        os.close(own)
+        mine.unlink(missing_ok=True)
+        raise
+    os.close(handle)
+    return own
+
+
+def _watch(path: Path, last: Holder, say: Say) -> None:
+    """Returns once nobody has touched the file for long enough; clocks of two machines are not compared."""
+    say(f"{path} was left by {last}; waiting {WATCHED:g} s for a sign of it")
+    touched, end = _touched(path), time.monotonic() + WATCHED
+    while touched is not None and time.monotonic() < end:
+        time.sleep(BEAT / 10)
+        if (now := _touched(path)) not in (None, touched):
+            raise _in_use(path, last)
+        touched = now
+
+
+def _touched(path: Path) -> tuple[int, int] | None:
+    """Opened anew each time, since NFS asks its server only then."""
+    try:
+        handle = open_own(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        found = os.fstat(handle)
+        return found.st_ino, found.st_mtime_ns
+    finally:
+        os.close(handle)
+
+
+def _touch(handle: int, over: threading.Event) -> None:
+    while not over.wait(BEAT):
+        with contextlib.suppress(OSError):  # a disk that hangs is for whoever writes to it
+            os.utime(handle)
+
+
+def _release(path: Path, handle: int) -> None:
+    _held.discard(handle)
+    with contextlib.suppress(OSError):
+        if _is_at(path, handle):
+            path.unlink()
+    os.close(handle)
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    try:
+        there, here = os.stat(path, follow_symlinks=False), os.fstat(handle)
+    except FileNotFoundError:
+        return False
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+def _details() -> bytes:
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return json.dumps(Holder(socket.gethostname(), str(os.getpid()), now, command[:MOST_TEXT])._asdict()).encode()
+
+
+def _holder(handle: int) -> Holder | None:
+    """None where nobody has written a name yet; a file that says nonsense is somebody's all the same."""
+    content = os.pread(handle, 8 * MOST_TEXT, 0)
+    if not content:
+        return None
+    try:
+        found = json.loads(content)
+        return Holder(*(_shown(found[name]) for name in Holder._fields))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return Holder("?", "?", "?", "its name cannot be read")
+
+
+def _holder_at(path: Path) -> Holder | None:
+    with contextlib.suppress(OSError):
+        handle = open_own(path, os.O_RDONLY)
+        try:
+            return _holder(handle)
+        finally:
+            os.close(handle)
+    return None
+
+
+def _shown(value: Any) -> str:
+    """A folder may come from someone else: one printable line."""
+    return "".join(each for each in str(value) if each.isprintable())[:MOST_TEXT]
+
+
+def _in_use(path: Path, holder: Holder | None) -> FolderInUse:
+    return FolderInUse(f"{path.parent} is being written by {holder or 'another process'}; it goes on, this one stops")
+
+
+def _check_links(folder: Path) -> None:
+    """A folder from elsewhere may hold links, through which its writer would change files that are not the run's."""
+    inside = os.path.join(os.path.realpath(folder), "")
+    for place in (folder, folder / "figures"):
+        for entry in os.scandir(place) if place.is_dir() else ():
+            if entry.is_symlink() and not os.path.realpath(entry.path).startswith(inside):
+                raise ValueError(f"{entry.path} links to {os.path.realpath(entry.path)}; a run writes only within its "
+                                 "folder, so move the files there, or link to the folder as a whole")  # fmt: skip
+
+
+def _leave_to_parent() -> None:
+    """A data worker that outlives its trainer must not hold the trainer's lock; to close a copy does not unlock it."""
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

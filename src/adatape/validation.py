@@ -1,0 +1,240 @@
+"""What files, the command line and Python callers give, checked against the limits that records and options declare.
+
+pydantic is imported where something is checked, so that `adatape --help` does not wait for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+
+from annotated_types import BaseMetadata
+
+from adatape.config import Experiment, is_folder_name
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+T = TypeVar("T")
+Problem = dict[str, Any]  # an error as pydantic describes it: type, loc, input, ctx
+
+LARGEST_FILE = 16_000_000  # bytes of a config.json or result.json
+SHOWN, REASON = 60, 200  # characters of a value and of a library's reason that an error shows
+KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "string_unicode": "text",
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "dataclass_type": "an object",
+    "tuple_type": "a list",
+    "none_required": "null",
+    "predicate_failed": is_folder_name.__doc__,  # the one predicate among the records' limits
+}
+LIMITS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+FIRST = ("unexpected_keyword_argument", "missing")  # a wrong name explains more than what follows from it
+
+
+def read_record(kind: type[T], path: Path) -> T:
+    """A record from a JSON file; an error is one line that names the file, the field and its limit."""
+    record: T = _parsed(kind, file_bytes(path), f"{path}: ", path)
+    return record
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        found = json.loads(file_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds {_shown(found)}; it must be an object")
+    return found
+
+
+def file_bytes(path: Path) -> bytes:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file" if path.exists() else f"{path} does not exist")
+    if path.stat().st_size > LARGEST_FILE:
+        raise ValueError(f"{path} has {path.stat().st_size:,} bytes; it must have at most {LARGEST_FILE:,}")
+    return path.read_bytes()
+
+
+def from_values(kind: type[T], values: Any, source: str = "") -> T:
+    """A record from plain values, as they are in JSON."""
+    prefix = f"{source}: " if source else ""
+    try:
+        text = json.dumps(values)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{prefix}{kind.__name__} must be written as JSON: {error}") from error
+    record: T = _parsed(kind, text, prefix)
+    return record
+
+
+def check(record: Any) -> None:
+    """Raises where a record that was made in Python has a value beyond its field's limits."""
+    from_values(type(record), dataclasses.asdict(record))
+
+
+def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> None:
+    """Raises where one of some named values is beyond the limits that a type hint of its name declares."""
+    from pydantic import ValidationError
+
+    for name, value in values.items():
+        if name not in hints or not _has_limits(hints[name]):
+            continue
+        # As text, so that lists may stand for tuples but text not for numbers.
+        try:
+            _adapter(hints[name]).validate_json(json.dumps(value), strict=True)
+        except ValidationError as error:
+            problems: list[Any] = error.errors(include_url=False)
+            raise ValueError(_sentence(f"{prefix}{name}", *problems)) from error
+        except TypeError as error:
+            raise ValueError(f"{prefix}{name} is {_shown(value)}: {error}") from error
+
+
+def call_checked(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Calls a function once its arguments are within the limits of its signature."""
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    check_values(get_type_hints(function, include_extras=True), given)
+    return function(*args, **kwargs)
+
+
+def _has_limits(hint: Any) -> bool:
+    metadata = getattr(hint, "__metadata__", ())
+    return any(isinstance(each, BaseMetadata) for each in metadata) or any(map(_has_limits, get_args(hint)))
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _parsed(kind: Any, text: str | bytes, prefix: str, path: Path | None = None) -> Any:
+    from pydantic import ValidationError
+
+    try:
+        record = _adapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        problems: list[Any] = error.errors(include_url=False)
+        if problems[0]["type"] == "json_invalid":
+            raise ValueError(f"{path or kind.__name__} is not JSON: {problems[0]['ctx']['error']}") from error
+        raise ValueError(prefix + _in_words(kind, problems)) from error
+    if isinstance(record, Experiment):
+        _check_together(record, prefix)
+    return record
+
+
+def _check_together(experiment: Experiment, prefix: str) -> None:
+    """Limits of one field that depend on another."""
+    augment, settings = getattr(experiment.data, "augment", None), experiment.optimizer
+    if augment is not None and augment.area[0] > augment.area[1]:
+        raise ValueError(f"{prefix}data.augment.area is {list(augment.area)}; the first must be at most the second")
+    if settings.schedule != "constant" and settings.floor > settings.lr:
+        raise ValueError(f"{prefix}optimizer.floor is {settings.floor}; it must be at most lr, {settings.lr}")
+
+
+def _in_words(kind: type, problems: Sequence[Problem]) -> str:
+    """The first problem as one sentence; of several wrong or missing names all."""
+    places = [(*_place(kind, problem["loc"]), problem) for problem in _likely(problems)]
+    path, holder, first = min(places, key=lambda each: (*FIRST, each[2]["type"]).index(each[2]["type"]))
+    alike = [(each, problem) for each, its, problem in places if its is holder and problem["type"] == first["type"]]
+    if first["type"] in FIRST:
+        names, where = ", ".join(sorted(each[-1] for each, _ in alike)), ".".join(path[:-1]) or holder.__name__
+        if first["type"] == "missing":
+            return f"{where} lacks {names}"
+        known = ", ".join(sorted(field.name for field in dataclasses.fields(holder)))
+        return f"{where} has no field {names}; it has {known}"
+    return _sentence(".".join(path) or kind.__name__, *(problem for each, _, problem in places if each == path))
+
+
+def _likely(problems: Sequence[Problem]) -> list[Problem]:
+    """Where a field takes one of several records, those of the record that knows most of the names given."""
+    strange: dict[tuple[Any, ...], dict[str, int]] = {}
+    for problem in problems:
+        for place, tag in _tags(problem["loc"]):
+            counts = strange.setdefault(place, {})
+            counts[tag] = counts.get(tag, 0) + (problem["type"] == "unexpected_keyword_argument")
+    chosen = {place: min(counts, key=lambda tag: counts[tag]) for place, counts in strange.items()}
+    return [each for each in problems if all(chosen[place] == tag for place, tag in _tags(each["loc"]))]
+
+
+def _tags(loc: Sequence[Any]) -> list[tuple[tuple[Any, ...], str]]:
+    """Names of records, which pydantic puts among those of fields where a field takes one of several."""
+    return [(tuple(loc[:n]), part) for n, part in enumerate(loc) if isinstance(part, str) and part[:1].isupper()]
+
+
+def _place(kind: Any, loc: Sequence[Any]) -> tuple[list[str], Any]:
+    """The names of the fields that lead to a problem, and the record that holds the last of them."""
+    path: list[str] = []
+    holder, hint = kind, kind
+    for part in loc:
+        records = {each.__name__: each for each in _records(hint)}
+        if part in records:
+            hint = records[part]
+        elif isinstance(part, int):
+            path.append(str(part))
+        elif records:
+            [holder] = records.values()
+            path.append(part)
+            hint = get_type_hints(holder, include_extras=True).get(part)
+    return path, holder
+
+
+def _records(hint: Any) -> list[Any]:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return [hint]
+    return [record for option in get_args(hint) for record in _records(option)]
+
+
+def _sentence(name: str, *problems: Problem) -> str:
+    """`optimizer.ema is 2; it must be less than 1`; where a field takes several kinds, all are named."""
+    return f"{name} is {_shown(problems[0]['input'])}; it must be {' or '.join(dict.fromkeys(map(_limit, problems)))}"
+
+
+def _limit(problem: Problem) -> str:
+    kind, given = problem["type"], problem.get("ctx", {})
+    if kind in LIMITS:
+        words, key = LIMITS[kind]
+        return f"{words} {given[key]:,.12g}"
+    if kind == "literal_error":
+        options = given["expected"].replace("'", "").replace(" or ", ", ")
+        return f"one of {options}" if "," in options else options
+    if kind in ("too_long", "too_short"):
+        return f"a list of {given.get('max_length', given.get('min_length'))}"
+    return KINDS.get(kind) or problem["msg"]
+
+
+def first_line(error: BaseException) -> str:
+    """The reason in few words, for libraries that give paragraphs."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= REASON else f"{text[: REASON - 1]}…"
+
+
+def finite(value: Any) -> Any:
+    """JSON has no word for what is not finite; null stands for it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    return [finite(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"

@@ -1,0 +1,157 @@
+"""Damage to any file of a run folder: what can go on goes on, all else is one line that names the file."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import LONG, fingerprint, tiny
+
+from adatape.show.figures import print_figures
+from adatape.train.journal import DAMAGED, METRICS, Journal, read_metrics
+from adatape.train.run import run
+
+pytestmark = pytest.mark.usefixtures("one_order_of_sums")
+FLIPS = 80
+
+
+class Unplugged(Exception):  # noqa: N818
+    """The machine went away."""
+
+
+def no_watch(_: Any) -> None:
+    """Nobody looks on."""
+
+
+def unplug_at(step: int) -> Callable[[Any], None]:
+    def watch(moment: Any) -> None:
+        if moment.step >= step:
+            raise Unplugged
+
+    return watch
+
+
+EXPERIMENT = tiny("plainvit", steps=5, evaluate_every=2, engine__checkpoint_every=4)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "undisturbed"
+    run(EXPERIMENT, out, "cpu", no_watch)
+    return out
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "interrupted"
+    with pytest.raises(Unplugged):
+        run(EXPERIMENT, out, "cpu", unplug_at(5))
+    return out
+
+
+def flipped(content: bytes, draws: random.Random) -> bytes:
+    changed = bytearray(content)
+    changed[draws.randrange(len(changed))] ^= 1 << draws.randrange(8)
+    return bytes(changed)
+
+
+def test_a_flipped_bit_in_the_log_never_stops_a_resume(interrupted: Path, undisturbed: Path, tmp_path: Path) -> None:
+    """Every flip opens the log as a resume does; a few runs, or all in the long tests, go on to their end."""
+    content, draws, told = (interrupted / METRICS).read_bytes(), random.Random(0), 0
+    whole = read_metrics(interrupted / METRICS)
+    assert not whole.damaged
+    for n in range(FLIPS):
+        out = tmp_path / str(n)
+        if LONG or n % 20 == 0:
+            shutil.copytree(interrupted, out)
+        else:
+            out.mkdir()
+        damaged = flipped(content, draws)
+        (out / METRICS).write_bytes(damaged)
+        said: list[str] = []
+        if (out / "config.json").is_file():
+            run(EXPERIMENT, out, "cpu", no_watch, resume=True, say=said.append)
+            assert fingerprint(out) == fingerprint(undisturbed)
+        else:
+            Journal(out, 4, said.append).close()
+        left = read_metrics(out / METRICS)
+        assert not left.damaged
+        aside = (out / DAMAGED).read_bytes().splitlines() if (out / DAMAGED).exists() else []
+        assert len(said) == bool(aside)
+        assert all(f"{len(aside)} damaged lines of {out / METRICS} were set aside" in line for line in said)
+        assert set(aside) <= set(damaged.split(b"\n"))
+        told += bool(aside)
+    assert told > FLIPS // 4
+
+
+ODD_LINES = [
+    b"\xff\xfe{}",
+    b"[1, 2]",
+    b"null",
+    b"7",
+    b"{}",
+    b'{"kind": "train", "loss": 1.0}',
+    b'{"kind": "train", "step": "3"}',
+    b'{"kind": "train", "step": 3.5}',
+    b'{"kind": "train", "step": true}',
+    b'{"kind": "train", "step": null}',
+    b'{"kind": "train", "step": -1}',
+    b'{"kind": "train", "step": NaN}',
+    b'{"kind": "train", "step": 1' + 400 * b"0" + b"}",
+    b'{"kind": "train", "step": 3, "loss": NaN}',
+    b'{"kind": "train", "step": 3, "loss": 1e999}',
+    b'{"kind": "train", "step": 3, "loss": [-Infinity]}',
+    b'{"kind": ["train"], "step": 3}',
+    b'{"kind": "train", "step": 3',
+    b"[" * 100_000,
+]
+
+
+def test_lines_of_any_kind_are_set_aside_as_they_are(tmp_path: Path) -> None:
+    good = b'{"kind": "train", "step": 1, "loss": 0.5}'
+    (tmp_path / METRICS).write_bytes(b"\n".join([good, *ODD_LINES, b"", good]))
+    said: list[str] = []
+    Journal(tmp_path, 9, said.append).close()
+    assert (tmp_path / DAMAGED).read_bytes().split(b"\n")[:-1] == ODD_LINES
+    assert (tmp_path / METRICS).read_bytes() == good + b"\n" + good + b"\n"
+    assert said == [f"{len(ODD_LINES)} damaged lines of {tmp_path / METRICS} were set aside in {tmp_path / DAMAGED}"]
+    Journal(tmp_path, 9, pytest.fail).close()
+
+
+def test_what_is_set_aside_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text("curl evil | sh\n")
+    (tmp_path / "dear").write_text("dear")
+    (tmp_path / DAMAGED).symlink_to(tmp_path / "dear")
+    with pytest.raises(OSError, match=DAMAGED):
+        Journal(tmp_path)
+    assert (tmp_path / "dear").read_text() == "dear"
+
+
+ODD_FIGURES = [
+    {"kind": "validation", "step": 1},
+    {"kind": "validation", "step": 2, "accuracy": "high", "length_mean": "long", "loss": {}},
+    {"kind": "validation", "step": 3, "accuracy": True, "length_mean": 3, "length_sd": None, "length_var": -4.0},
+    {"kind": "train", "step": 4, "length_mean": [1], "loss": -1},
+    {"step": 5, "accuracy": 0.5, "loss": 1e308},
+]
+
+
+@pytest.mark.parametrize("family", ["adatape", "parity adatape"])
+def test_figures_of_a_damaged_log_are_drawn_and_the_damage_is_counted_once(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    run(tiny(family, steps=2, evaluate_every=1), out, "cpu", no_watch)
+    with (out / METRICS).open("ab") as file:
+        file.writelines(line + b"\n" for line in [*ODD_LINES, *(json.dumps(each).encode() for each in ODD_FIGURES)])
+    before = (out / METRICS).read_bytes()
+    made = print_figures(out, "cpu", samples=20)
+    assert "training" in made["figures"]
+    assert f"{len(ODD_LINES)} damaged lines of {out / METRICS} were left out" in capsys.readouterr().out
+    assert (out / METRICS).read_bytes() == before
+    assert not (out / DAMAGED).exists()

@@ -1,0 +1,293 @@
+"""One process writes into a run folder at a time; a second is refused by name, and the first goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import (
+    LONG,
+    Forks,
+    children_of,
+    command,
+    contents,
+    fingerprint,
+    logged,
+    tiny,
+    torchrun,
+    wait_until,
+    write_folder,
+)
+
+from adatape import cli
+from adatape.train import lock
+from adatape.train.fleet import run_together
+from adatape.train.folder import prepare
+from adatape.train.journal import Journal
+from adatape.train.lock import LOCK, FolderInUse, writing
+from adatape.train.run import run
+
+pytestmark = pytest.mark.usefixtures("one_order_of_sums")
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    server = Forks(tmp_path_factory.mktemp("said"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "undisturbed"
+    forks.finish(command(out, STEPS))
+    return out
+
+
+def no_watch(_: Any) -> None:
+    """Nobody looks on."""
+
+
+def unheard(_: str) -> None:
+    """Nobody listens."""
+
+
+def in_a_fork(folder: Path) -> str:
+    """What a second process finds: free, or the reason why not."""
+    reading, writing_end = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            with writing(folder, unheard):
+                found = "free"
+        except Exception as error:
+            found = str(error)
+        os.write(writing_end, found.encode())
+        os._exit(0)
+    os.close(writing_end)
+    with os.fdopen(reading) as said:
+        found = said.read()
+    os.waitpid(child, 0)
+    return found
+
+
+@pytest.mark.parametrize("times", range(6 if LONG else 2))
+def test_a_second_writer_is_refused_by_name_and_the_first_goes_on(
+    forks: Forks, undisturbed: Path, tmp_path: Path, times: int
+) -> None:
+    out = tmp_path / "run"
+    first = forks.start(command(out, STEPS))
+    wait_until(lambda: logged(out) >= 4 + 3 * times)
+    resumed = forks.start(["train", str(out), "--device", "cpu"])
+    queued = forks.start([*command(out, STEPS), "--resume"])
+    for second in (resumed, queued):
+        assert second.wait() == 2
+        assert len(second.errors) == 1
+        assert (
+            f"adatape: {out} is being written by process {first.pid} on {socket.gethostname()} since "
+            in (second.errors[0])
+        )
+    assert first.wait() == 0, first.errors
+    assert first.errors == []
+    assert fingerprint(out) == fingerprint(undisturbed)
+    assert not (out / LOCK).exists()
+
+
+def test_a_killed_trainer_leaves_no_lock_even_where_its_data_workers_live_on(forks: Forks, tmp_path: Path) -> None:
+    folder, out = write_folder(tmp_path / "images", 40), tmp_path / "run"
+    images = {"data__source": "folder", "data__path": str(folder), "data__size": 16, "engine__workers": 2}
+    child = forks.start(command(out, 400, **images))
+    wait_until(lambda: logged(out) >= 4)
+    workers = children_of(child.pid)
+    assert len(workers) >= 1
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    try:
+        child.kill()
+        child.wait()
+        assert json.loads((out / LOCK).read_text())["pid"] == str(child.pid)
+        assert in_a_fork(out) == "free"
+    finally:
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not LONG, reason="half a minute; test_faults.py kills a rank and has torchrun start it again")
+def test_one_rank_locks_for_all_and_a_restart_by_torchrun_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with torchrun(command(out, 40), restarts=1) as agent:
+        wait_until(lambda: logged(out) >= 5)
+        assert "is being written by process" in in_a_fork(out)
+        before = children_of(agent.pid)
+        os.kill(before[1], signal.SIGKILL)
+        _, said = agent.communicate(timeout=120)
+    assert agent.returncode == 0, said
+    assert (out / "result.json").is_file()
+    assert not (out / LOCK).exists()
+
+
+def test_several_processes_are_all_refused_and_none_waits(forks: Forks, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    prepare(out, tiny("plainvit"), "cpu")
+    with writing(out):
+        before = contents(out)
+        for child in forks.start_two(["train", str(out), "--device", "cpu"]):
+            assert child.wait() == 2
+            assert len([line for line in child.errors if "is being written by process" in line]) == 1
+        assert contents(out) == before
+
+
+def test_runs_side_by_side_lock_each_folder(tmp_path: Path) -> None:
+    both = [tiny("plainvit", steps=2), tiny("adatape", steps=2)]
+    seen: list[str] = []
+
+    def look(_: Any) -> None:
+        seen.extend(in_a_fork(tmp_path / name) for name in ("0", "1") if len(seen) < 2)
+
+    run_together(both, [tmp_path / "0", tmp_path / "1"], "cpu", look)
+    assert len(seen) == 2
+    assert all("is being written by process" in each for each in seen)
+    assert not list(tmp_path.rglob(LOCK))
+
+
+def test_one_process_has_a_folder_once(tmp_path: Path) -> None:
+    with writing(tmp_path), pytest.raises(FolderInUse, match=f"{tmp_path} is being written by process {os.getpid()} "):
+        run(tiny("plainvit", steps=1), tmp_path, "cpu", no_watch)
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_an_error_releases_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), writing(tmp_path):
+        _ = 1 / 0
+    assert in_a_fork(tmp_path) == "free"
+
+
+@pytest.mark.parametrize("verb", ["budget --gflops 100", "figures --samples 20", "export --to torch"])
+def test_verbs_that_write_into_a_run_are_refused_and_readers_are_not(
+    tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    run(tiny("adatape", steps=1), out, "cpu", no_watch)
+    name, *options = verb.split()
+    with writing(out):
+        before = contents(out)
+        with pytest.raises(SystemExit) as stop:
+            cli.main([name, str(out), *options, *([] if name == "export" else ["--device", "cpu"])])
+        assert stop.value.code == 2
+        assert "is being written by process" in capsys.readouterr().err
+        assert contents(out) == before
+        cli.main(["eval", str(out), "--device", "cpu"])
+        cli.main(["report", str(out), "--out", str(tmp_path / "report.html")])
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "BEAT", 0.02)
+    monkeypatch.setattr(lock, "WATCHED", 0.5)
+    monkeypatch.setattr(lock, "SETTLED", 0.05)
+
+
+@pytest.fixture
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(lock, "flock", lacking)
+
+
+@pytest.mark.usefixtures("quick", "without_locks")
+def test_where_there_are_no_locks_a_file_that_is_touched_takes_their_place(tmp_path: Path) -> None:
+    said: list[str] = []
+    with writing(tmp_path, said.append):
+        assert f"is being written by process {os.getpid()} " in in_a_fork(tmp_path)
+    assert "has no locks" in said[0]
+    assert in_a_fork(tmp_path) == "free"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("quick", "without_locks")
+def test_without_locks_a_killed_holder_is_noticed(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        with writing(tmp_path, unheard):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    began, said = time.monotonic(), []
+    with writing(tmp_path, said.append):
+        assert time.monotonic() - began >= 0.5
+    assert f"was left by process {child}" in said[0]
+
+
+def left_by(host: str, folder: Path) -> Path:
+    path = folder / LOCK
+    path.write_text(json.dumps({"host": host, "pid": "7", "since": "then", "command": "adatape train"}))
+    return path
+
+
+@pytest.mark.usefixtures("quick")
+def test_locks_that_stay_on_one_machine_do_not_hide_a_writer_on_another(tmp_path: Path) -> None:
+    path = left_by("elsewhere", tmp_path)
+    toucher = os.fork()
+    if not toucher:
+        while path.exists():
+            os.utime(path)
+            time.sleep(0.02)
+        os._exit(0)
+    with pytest.raises(FolderInUse, match="process 7 on elsewhere since then"), writing(tmp_path, unheard):
+        pass
+    assert path.exists()
+    os.kill(toucher, signal.SIGKILL)
+    os.waitpid(toucher, 0)
+    with writing(tmp_path, unheard):
+        pass
+    assert not path.exists()
+
+
+def test_a_lock_left_on_this_machine_is_taken_at_once(tmp_path: Path) -> None:
+    left_by(socket.gethostname(), tmp_path)
+    with writing(tmp_path, pytest.fail):
+        pass
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("content", [b"\xff\x00", b"[1]", b"{}", b"null", b"[" * 4000, b'{"host": "\\u001b[2J"}'])
+def test_a_lock_file_that_says_nonsense_is_watched_and_then_taken(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / LOCK).write_bytes(content)
+    said: list[str] = []
+    with writing(tmp_path, said.append):
+        pass
+    assert len(said) == 1
+    assert said[0].isprintable()
+
+
+@pytest.mark.parametrize("name", [LOCK, "checkpoints", "figures/training.png", "config.json.partial", "tensorboard"])
+def test_a_run_is_not_written_through_links_out_of_its_folder(tmp_path: Path, name: str) -> None:
+    out, theirs = tmp_path / "run", tmp_path / "theirs"
+    theirs.write_text("dear")
+    (out / name).parent.mkdir(parents=True)
+    (out / name).symlink_to(theirs)
+    with pytest.raises((ValueError, OSError), match=str(out / name)), writing(out):
+        pass
+    assert theirs.read_text() == "dear"
+
+
+def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / LOCK)
+    with pytest.raises(OSError, match="is no regular file"), writing(tmp_path):
+        pass
+
+
+def test_a_file_is_not_written_through_a_link_that_stands_in_for_its_beginning(tmp_path: Path) -> None:
+    (tmp_path / "dear").write_text("dear")
+    (tmp_path / "metrics.jsonl.partial").symlink_to(tmp_path / "dear")
+    Journal(tmp_path).close()
+    assert (tmp_path / "dear").read_text() == "dear"
