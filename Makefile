@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-faults lint clean
+.PHONY: demo test test-faults lint tables clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -14,7 +14,12 @@ test: $(READY) lint
 
 # A hundred kills, a rank killed three times, every resume at 50 + 50 steps, 1,000 wrong inputs: about eight minutes.
 test-faults: $(READY)
-	ADATAPE_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_resume.py tests/test_faults.py tests/test_ddp.py tests/test_checkpoint.py tests/test_saved.py tests/test_identity.py tests/test_inputs.py tests/test_lock.py tests/test_damage.py
+	ADATAPE_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_resume.py tests/test_faults.py tests/test_ddp.py tests/test_checkpoint.py tests/test_saved.py tests/test_identity.py tests/test_inputs.py tests/test_lock.py tests/test_damage.py tests/test_scripts.py
+
+# The docs' tables and pictures, from the files under results/.
+tables: $(READY)
+	$(BIN)/python research/tables.py --write
+	$(BIN)/python research/pictures.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

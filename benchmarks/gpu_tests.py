@@ -8,11 +8,13 @@ to the file of the same name with `.txt`, as it says it.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from adatape.train.folder import environment
@@ -35,17 +37,20 @@ def summary(said: str) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    out = Path(sys.argv[1])
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", default="cuda")
+    arguments = parser.parse_args(given)
+    out: Path = arguments.out
     ran = kernels()
     with out.with_suffix(".txt").open("w") as said:
         subprocess.run([sys.executable, *PYTEST], cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, check=False)
-    told = (
-        out.with_suffix(".txt").read_text().replace(f"{ROOT}/", "")
-    )  # a log for others names no folder of this machine
+    # A log for others names no folder of this machine.
+    told = out.with_suffix(".txt").read_text().replace(f"{ROOT}/", "")
     out.with_suffix(".txt").write_text(told)
     found = summary(told)
-    out.write_text(json.dumps({**found, "kernels": ran, "environment": environment("cuda")}, indent=2) + "\n")
+    out.write_text(json.dumps({**found, "kernels": ran, "environment": environment(arguments.device)}, indent=2) + "\n")
     print(json.dumps(found))
 
 

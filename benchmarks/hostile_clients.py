@@ -1,13 +1,16 @@
-"""Clients that try to deny a server, kind by kind; imported and started by `serve_hostile.py`, and free of torch."""
+"""Clients that try to deny a server of this machine, kind by kind, until they are ended.
+
+`serve_hostile.py` imports and starts this; it is free of torch.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import io
 import json
-import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import httpx
 from PIL import Image
@@ -62,6 +65,7 @@ async def small_requests(reader: asyncio.StreamReader, writer: asyncio.StreamWri
 
 
 async def never_reading(_: asyncio.StreamReader, writer: asyncio.StreamWriter, told: Counter[str]) -> None:
+    assert isinstance(writer.transport, asyncio.Transport)
     writer.transport.pause_reading()
     while True:
         writer.write(b"GET /v1/examples?count=100 HTTP/1.1\r\nhost: localhost\r\n\r\n" * 10)
@@ -143,5 +147,15 @@ async def attack(kinds: list[str], port: int, connections: int, addresses: int) 
         print(json.dumps(told), flush=True)
 
 
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", help=f"with commas between: {', '.join(KINDS)}")
+    parser.add_argument("port", type=int, help="of 127.0.0.1")
+    parser.add_argument("connections", type=int, help="of each kind")
+    parser.add_argument("addresses", type=int, help="of each kind")
+    chosen = parser.parse_args(given)
+    asyncio.run(attack(chosen.kinds.split(","), chosen.port, chosen.connections, chosen.addresses))
+
+
 if __name__ == "__main__":
-    asyncio.run(attack(sys.argv[1].split(","), *map(int, sys.argv[2:])))
+    main()

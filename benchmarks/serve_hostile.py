@@ -1,6 +1,6 @@
 """Good clients of a server while others try to deny it: what they are answered, and how long it takes.
 
-    python benchmarks/serve_hostile.py results/serve_hostile.json
+    python benchmarks/serve_hostile.py results/serve_hostile.jsonl
 
 A server of the packaged digits model; good clients at 127.0.0.1 that ask one image at a time and the next as soon as
 they are answered; and, kind after kind and then all together, 200 hostile connections of each kind from addresses of
@@ -10,7 +10,6 @@ p99 of the good clients over the median p99 of the quiet rounds before and betwe
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -18,17 +17,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 from hostile_clients import KINDS
+from record import add_rows, parser_of, settings_of
 from serve import bodies, load, serving
 
 from adatape.serve.served import PACKAGED
-from adatape.train.folder import environment
 
 SETTLED = 1.5  # seconds of an attack before the good clients are measured
 
@@ -56,9 +55,8 @@ def ready(address: str) -> str:
         return type(error).__name__
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, nargs="?")
+def main(given: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--kinds", default=",".join(KINDS), help="with commas between")
     parser.add_argument("--clients", type=int, default=8, help="good ones")
     parser.add_argument("--pause", type=float, default=0.1, help="mean seconds between an answer and the next request")
@@ -66,7 +64,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=200, help="hostile ones of each kind")
     parser.add_argument("--addresses", type=int, default=4, help="of each kind")
     parser.add_argument("--threads", type=int, default=1, help="of the server's model")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(given)
     kinds, forms = chosen.kinds.split(","), bodies(PACKAGED, {})
     rows: dict[str, dict[str, Any]] = {}
     with serving(PACKAGED, chosen.threads) as address:
@@ -95,14 +93,9 @@ def main() -> None:
     for name, row in rows.items():
         row["ratio"] = row["p99_ms"] / quiet
         print_row(name, row)
-    if chosen.out:
-        written = {
-            "rows": rows,
-            "settings": {name: str(value) for name, value in vars(chosen).items()},
-            "environment": {**environment("cpu"), "cores": os.cpu_count(), "load_average": os.getloadavg()},
-        }
-        chosen.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.out.write_text(json.dumps(written, indent=1) + "\n")
+    settings = settings_of(chosen)
+    found = [{"case": name, **row, "settings": settings} for name, row in rows.items()]
+    add_rows(chosen.out, found, "cpu", cores=os.cpu_count(), load_average=os.getloadavg())
 
 
 def print_row(name: str, row: dict[str, Any]) -> None:

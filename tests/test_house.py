@@ -54,6 +54,15 @@ def test_imports_run_one_way(path: Path) -> None:
             assert RANK[room_of(module)] <= RANK[room], f"{path.name} imports {module}"
 
 
+def test_the_package_imports_neither_research_nor_benchmarks() -> None:
+    """They are started as scripts, so their modules have no package: any of their names would be theirs."""
+    outside = {path.stem for folder in ("research", "benchmarks") for path in (ROOT / folder).rglob("*.py")}
+    outside |= {"research", "benchmarks"}
+    for path in SOURCE.rglob("*.py"):
+        found = {module.split(".")[0] for module in imports_of(path)} & outside
+        assert not found, f"{path.relative_to(SOURCE)} imports {found}"
+
+
 @pytest.mark.parametrize("path", [SOURCE / "config.py", SOURCE / "cli.py", *sorted((SOURCE / "recipes").glob("*.py"))])
 def test_what_must_answer_at_once_imports_no_torch(path: Path) -> None:
     tree = ast.parse(path.read_text())
@@ -103,7 +112,7 @@ def definitions(path: Path) -> set[str]:
 
 def test_the_papers_map_points_at_things_that_exist() -> None:
     pointers = re.findall(
-        r"`((?:src|tests|benchmarks)/[\w/.]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "paper.md").read_text()
+        r"`((?:src|tests|benchmarks|research)/[\w/.]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "paper.md").read_text()
     )
     assert len(pointers) > 30
     for file, name in pointers:
