@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_tests.py results/gpu_tests.json
 
-CI compares the hashes with the sources, so kernels that no GPU has seen do not pass; comments, docstrings and layout are
-no part of a hash. Everything that pytest says goes to the file of the same name with `.txt`, as it says it.
+CI compares the hashes with the sources, so kernels that no GPU has seen do not pass. Comments and docstrings are no
+part of a hash. Everything that pytest says goes to the file of the same name with `.txt`, as it says it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def compiled_hash(source: str) -> str:
 
 
 def _plain(node: object) -> object:
-    """Names and values without positions; a field that is empty says nothing, as a newer Python may have more of them."""
+    """Names and values without positions, nor empty fields, of which a newer Python may have more."""
     if isinstance(node, list):
         return [_plain(part) for part in node if not _is_docstring(part)]
     if isinstance(node, ast.AST):
