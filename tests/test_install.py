@@ -20,9 +20,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HOME = PROJECT["urls"]["Homepage"]
 MODULE_OF = {"scikit-learn": "sklearn"}  # where pip and Python call a library by different names
 OWN_USE = """
-import timm, torch
-import adatape, adatape.models
+import adatape
+assert not {"torch", "timm"} & set(sys.modules), "importing the package takes seconds"
 from adatape import *
+import timm, torch
+import adatape.models
 vit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
 model = adatape.wrap(vit, bank="input", patch=2).eval()
 assert model(torch.randn(2, 3, 32, 32), output=True).tape.length.min() > 0
@@ -44,7 +46,7 @@ def names(requirements: list[str]) -> set[str]:
     return {MODULE_OF.get(name, name.replace("-", "_")) for name in found}
 
 
-def test_the_library_needs_no_extra() -> None:
+def test_importing_is_cheap_and_the_library_needs_no_extra() -> None:
     done = without(list(EXTRA_OF), OWN_USE)
     assert done.returncode == 0, done.stderr
 
