@@ -115,7 +115,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"still waiting after {seconds} s"

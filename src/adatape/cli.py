@@ -27,6 +27,7 @@ from adatape.config import (
     TapeFFN,
     Width,
 )
+from adatape.extras import how_to_install
 from adatape.recipes import RECIPES
 
 
@@ -413,6 +414,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _end(str(error), code, error)
         if _was_interrupted(error):
             _end("stopped", 130, error)
+        missing = isinstance(error, ModuleNotFoundError) and how_to_install(error.name)
+        if missing:
+            _end(missing, 2, error)
         if _is_out_of_memory(error):
             reason = str(error).strip().partition("\n")[0]
             _end(f"the memory does not suffice: {reason}; smaller batches or a smaller model need less", 2, error)

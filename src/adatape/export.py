@@ -27,6 +27,7 @@ from adatape.ablation import ActReader, FixedTokens, ParallelReader
 from adatape.config import Experiment, ImageModel, Images, to_dict
 from adatape.data.decode import one_line
 from adatape.data.images import open_images
+from adatape.extras import how_to_install
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.models.ponder import PonderNet
@@ -234,7 +235,7 @@ def _text(value: Any) -> str:
 def _need(*packages: str) -> None:
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise ValueError(f"ONNX needs {', '.join(missing)}, which is not installed: pip install {' '.join(missing)}")
+        raise ValueError(f"ONNX needs {', '.join(missing)}: {how_to_install(missing[0])}")
 
 
 def example_for(experiment: Experiment, model: Adaptive, count: int = 1, seed: int = 0) -> Tensor:
