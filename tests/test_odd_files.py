@@ -27,7 +27,7 @@ from adatape.data.decode import MOST_BYTES, BrokenImage, decode
 from adatape.data.images import open_images
 from adatape.data.imageset import Files, ImageSet, read_or_next
 from adatape.data.loaders import labelled_images, loaded
-from adatape.data.shard_loader import labelled_set
+from adatape.data.sets import open_set
 from adatape.data.shards import open_shards
 from adatape.data.streams import ShardStream
 from adatape.data.workers import WorkerDied
@@ -287,7 +287,7 @@ def sideways(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scored(data: Images) -> torch.Tensor:
-    return torch.cat([x for x, _ in labelled_set(data, "test", 8, Part(), CPU)])
+    return torch.cat([x for x, _ in open_set(data, "test").scored(8, Part(), CPU)])
 
 
 @pytest.mark.parametrize("exif_orientation", [False, True])

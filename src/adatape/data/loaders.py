@@ -46,6 +46,8 @@ class Labelled(NamedTuple):
 class ParityLoader:
     """Fresh sequences for every step."""
 
+    tally = None
+
     def __init__(self, data: Parity, batch: int, seed: int, part: Part, device: torch.device) -> None:
         self.data, self.batch, self.seed, self.part, self.device = data, batch, seed, part, device
 
@@ -57,9 +59,14 @@ class ParityLoader:
             key = keys_of(key_of(self.seed, MODEL), position)
             yield Batch(*(each.to(self.device) for each in (symbols[start:stop], label[start:stop], key)))
 
+    def epoch(self, step: int) -> None:
+        """None: no sequence is drawn twice."""
+
 
 class ResidentLoader:
     """A set of small images that lies on the device, varied there."""
+
+    tally = None
 
     def __init__(self, images: ImageSet, data: Images, order: Order, part: Part, device: torch.device) -> None:
         self.data, self.order, self.part, self.device = data, order, part, device
@@ -74,6 +81,9 @@ class ResidentLoader:
             mixing = mixing_of(self.data, self.order.seed, step, self.device)
             where = (each.to(self.device, non_blocking=True) for each in (ids, position))
             yield Batch(*self.make(*where, *mixing))
+
+    def epoch(self, step: int) -> float:
+        return self.order.epoch(step)
 
     def _make(self, ids: Tensor, position: Tensor, share: Tensor, box: Tensor) -> Batch:
         keys = keys_of(key_of(self.order.seed, VARY), position)
@@ -100,6 +110,9 @@ class DecodingLoader:
                 x = finish(x, keys_of(key_of(self.order.seed, VARY), position), self.data.augment)
                 mixing = mixing_of(self.data, self.order.seed, step, self.device)
                 yield assembled(x, labels, position, self.order.seed, mixing, self.data, self.classes)
+
+    def epoch(self, step: int) -> float:
+        return self.order.epoch(step)
 
     def decoded(self, first: int, start: int, stop: int) -> Generator[Any, None, None]:
         """What the workers give for slots start to stop of every batch."""
