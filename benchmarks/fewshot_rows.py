@@ -21,9 +21,7 @@ from torch import Tensor
 
 from adatape.config import Images
 from adatape.data.batch import Part
-from adatape.data.images import open_images
-from adatape.data.imageset import ImageSet
-from adatape.data.loaders import labelled_images
+from adatape.data.sets import LabelledSet, open_set
 from adatape.measure.fewshot import few_shot, summary
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
@@ -51,12 +49,12 @@ def kinds_of_features(model: Adaptive, x: Tensor, after: list[int]) -> Iterator[
 
 @torch.no_grad()
 def by_kind(
-    model: Adaptive, images: ImageSet, size: int, after: list[int], device: torch.device
+    model: Adaptive, images: LabelledSet, after: list[int], device: torch.device
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Of all images, by kind, and the labels."""
     found: dict[str, list[Tensor]] = {}
     labels = []
-    for x, label in labelled_images(images, size, AT_ONCE, Part(), device):
+    for x, label in images.scored(AT_ONCE, Part(), device):
         labels.append(label.cpu())
         for kind, features in kinds_of_features(model, x, after):
             found.setdefault(kind, []).append(features.float().cpu())
@@ -65,8 +63,8 @@ def by_kind(
 
 def learnt(model: Adaptive, on: str, size: int, after: list[int], device: torch.device) -> dict[str, list[Any]]:
     """Accuracy for each number of shots, of each kind of features."""
-    sets = [open_images(data_named(on, size), split) for split in ("train", "test")]
-    (train, train_labels), (test, test_labels) = (by_kind(model, each, size, after, device) for each in sets)
+    sets = [open_set(data_named(on, size), split) for split in ("train", "test")]
+    (train, train_labels), (test, test_labels) = (by_kind(model, each, after, device) for each in sets)
     found = {}
     for kind in train:
         rows = few_shot(train[kind], train_labels, test[kind], test_labels, SHOTS, L2, DRAWS, classes=sets[0].classes)

@@ -18,7 +18,7 @@ from adatape.config import Augment, Engine, Experiment, ImageModel, Images, Opti
 from adatape.data.batch import Batch, Part
 from adatape.data.images import open_images
 from adatape.data.imageset import Pixels
-from adatape.data.loaders import MIX, DecodingLoader, ResidentLoader, even_chunks, labelled_images
+from adatape.data.loaders import MIX, DecodingLoader, ResidentLoader, even_chunks
 from adatape.data.mixing import draw_mixing
 from adatape.data.sampler import Order
 from adatape.data.sets import open_set
@@ -244,7 +244,7 @@ def test_unreadable_test_images_end_a_score_too(tmp_path: Path) -> None:
     for file in sorted((tmp_path / "set" / "test" / "a").iterdir())[:2]:
         file.write_bytes(b"")
     with pytest.raises(ValueError, match="2 of 12 images could not be read"):
-        list(labelled_images(open_images(data, "test"), 8, 12, Part(), CPU, broken=data.broken))
+        list(open_set(data, "test").scored(12, Part(), CPU))
 
 
 @pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])

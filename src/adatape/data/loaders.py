@@ -24,7 +24,7 @@ from adatape.data.augment import centre, centre_one, finish, vary, vary_one
 from adatape.data.batch import Batch, Part
 from adatape.data.imageset import ImageSet, Tally, read_or_next
 from adatape.data.mixing import Mixing, draw_mixing, mixed, targets
-from adatape.data.parity import Sequences, training_batch
+from adatape.data.parity import training_batch
 from adatape.data.sampler import Order
 from adatape.data.workers import items_of
 from adatape.graph import captured
@@ -230,31 +230,15 @@ def fixed_chunks(total: int, batch: int, part: Part) -> list[range]:
 
 
 def labelled_images(
-    images: ImageSet,
-    size: int,
-    batch: int,
-    part: Part,
-    device: torch.device,
-    workers: int = 0,
-    broken: float = 1.0,
-    chunks_of: Chunks = even_chunks,
+    images: ImageSet, size: int, chunks: list[range], device: torch.device, workers: int = 0, broken: float = 1.0
 ) -> Iterator[Labelled]:
-    """One pass over a process's part of a set, unvaried; more than a share `broken` of unreadable images end it."""
-    chunks = chunks_of(len(images), batch, part)
-    if images.pixels is not None:
-        for chunk in chunks:
-            pixels = centre(_channels_first(images.pixels[chunk.start : chunk.stop]).to(device), size)
-            yield Labelled(scaled(pixels), torch.from_numpy(images.labels[chunk.start : chunk.stop]).to(device))
+    """These stretches of a set, unvaried; more than a share `broken` of unreadable images end it."""
+    if images.pixels is None:
+        yield from scored(loaded(_Centred(images, size), workers, device, chunks), device, Tally(len(images), broken))
         return
-    yield from scored(loaded(_Centred(images, size), workers, device, chunks), device, Tally(len(images), broken))
-
-
-def labelled_sequences(
-    data: Sequences, batch: int, part: Part, device: torch.device, chunks_of: Chunks = even_chunks
-) -> Iterator[Labelled]:
-    for chunk in chunks_of(len(data.label), batch, part):
-        rows = slice(chunk.start, chunk.stop)
-        yield Labelled(data.symbols[rows].to(device), data.label[rows].to(device))
+    for chunk in chunks:
+        pixels = centre(_channels_first(images.pixels[chunk.start : chunk.stop]).to(device), size)
+        yield Labelled(scaled(pixels), torch.from_numpy(images.labels[chunk.start : chunk.stop]).to(device))
 
 
 def scored(decoded: Generator[Any, None, None], device: torch.device, tally: Tally) -> Iterator[Labelled]:

@@ -21,10 +21,8 @@ from adatape.data.batch import Batch, Part
 from adatape.data.imageset import Tally
 from adatape.data.loaders import (
     VARY,
-    Chunks,
     Labelled,
     assembled,
-    even_chunks,
     loaded,
     mixing_of,
     neighbours,
@@ -183,18 +181,11 @@ class _Centred(Dataset[Any]):
 
 
 def labelled_shards(
-    urls: list[str],
-    total: int,
-    data: Images,
-    batch: int,
-    part: Part,
-    device: torch.device,
-    workers: int = 0,
-    chunks_of: Chunks = even_chunks,
+    urls: list[str], data: Images, chunks: list[range], device: torch.device, workers: int, total: int
 ) -> Iterator[Labelled]:
-    """One pass over a process's part of the first `total` samples of shards, unvaried."""
-    decoded = loaded(_Centred(urls, data, classes_of(data)), workers, device, chunks_of(total, batch, part))
-    yield from scored(decoded, device, Tally(total, data.broken))
+    """These stretches of `total` samples, unvaried, read one after the other."""
+    decoded = loaded(_Centred(urls, data, classes_of(data)), workers, device, chunks)
+    return scored(decoded, device, Tally(total, data.broken))
 
 
 def classes_of(data: Images) -> int:

@@ -41,19 +41,6 @@ class Raw(NamedTuple):
     label: int
 
 
-class Stretch(NamedTuple):
-    """Where the content of a file lies in its tar."""
-
-    start: int
-    size: int
-
-
-class Placed(NamedTuple):
-    name: str
-    content: Stretch
-    label: int
-
-
 def open_shards(config: Images, split: Split) -> list[str]:
     """The shards of a split; a share to validate on keeps whole shards from train.
 
@@ -131,10 +118,10 @@ def raws_of(url: str, start: int, classes: int | None) -> Iterator[Raw]:
         yield Raw(*_sample(group, url, classes))
 
 
-def placed_in(url: str, classes: int | None) -> Iterator[Placed]:
-    """The samples of a tar on this disk that is not compressed, without reading their images."""
+def places_in(url: str, classes: int | None) -> Iterator[tuple[str, tuple[int, int], int]]:
+    """Of a tar on this disk, each sample's name, its image's first byte and size, and its label."""
     for group in _grouped(_headers(url), url):
-        yield Placed(*_sample(group, url, classes))
+        yield _sample(group, url, classes)
 
 
 def _sample(group: dict[str, Any], url: str, classes: int | None) -> tuple[str, Any, int]:
@@ -185,11 +172,11 @@ def _files(url: str) -> Iterator[dict[str, Any]]:
 
 
 def _headers(url: str) -> Iterator[dict[str, Any]]:
-    """Each file of a shard on this disk, with the content of labels and the stretch of images."""
+    """Each file of a shard on this disk: a label with its content, an image with its first byte and size."""
     with tarfile.open(local_path(url)) as tar:
         for file in _wanted_files(tar):
             labels = file.name.lower().endswith(LABEL_SUFFIXES)
-            content = tar.extractfile(file).read() if labels else Stretch(file.offset_data, file.size)  # type: ignore[union-attr]
+            content = tar.extractfile(file).read() if labels else (file.offset_data, file.size)  # type: ignore[union-attr]
             yield {"fname": file.name, "data": content}
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Int64
 from adatape.config import Images
 from adatape.data.decode import BrokenImage, Decoded, Modes, decode
 from adatape.data.imageset import ImageSet
-from adatape.data.shards import local_path, placed_in
+from adatape.data.shards import local_path, places_in
 
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # how gzip, bzip2, xz and zstd begin
 
@@ -24,17 +24,17 @@ class Tars(ImageSet):
         names: list[str],
         labels: Int64[np.ndarray, "n"],
         urls: Sequence[str],
-        stretches: Int64[np.ndarray, "n 3"],  # which shard, first byte, bytes
+        places: Int64[np.ndarray, "n 3"],  # which shard, first byte, bytes
         files: np.ndarray,  # (n,) names as bytes; see `Files` for why no list
         modes: Modes,
         exif_orientation: bool,
     ) -> None:
         super().__init__(names, labels)
-        self.urls, self.stretches, self.files = urls, stretches, files
+        self.urls, self.places, self.files = urls, places, files
         self.modes, self.exif_orientation = modes, exif_orientation
 
     def load(self, i: int) -> Decoded:
-        shard, start, size = self.stretches[i].tolist()
+        shard, start, size = self.places[i].tolist()
         name, path = os.fsdecode(self.files[i].item()), local_path(self.urls[shard])
         try:
             with open(path, "rb") as tar:  # type: ignore[arg-type]  # a shard elsewhere is not indexed
@@ -45,19 +45,21 @@ class Tars(ImageSet):
         return decode(content, name, self.modes, self.exif_orientation)
 
     def part(self, rows: Int64[np.ndarray, "m"]) -> Tars:
-        stretches, files = self.stretches[rows], self.files[rows]
-        return Tars(self.names, self.labels[rows], self.urls, stretches, files, self.modes, self.exif_orientation)
+        places, files = self.places[rows], self.files[rows]
+        return Tars(self.names, self.labels[rows], self.urls, places, files, self.modes, self.exif_orientation)
 
 
 def index_shards(urls: Sequence[str], config: Images, names: list[str]) -> Tars | None:
     """None where a shard lies elsewhere or is compressed."""
     if not all(map(_seekable, urls)):
         return None
-    found = [(shard, placed) for shard, url in enumerate(urls) for placed in placed_in(url, len(names))]
-    labels = np.array([placed.label for _, placed in found], np.int64)
-    stretches = np.array([(shard, *placed.content) for shard, placed in found], np.int64)
-    files = np.array([os.fsencode(placed.name) for _, placed in found])
-    return Tars(names, labels, urls, stretches, files, config.modes, config.exif_orientation)
+    rows = [
+        (os.fsencode(name), (shard, *place), label)
+        for shard, url in enumerate(urls)
+        for name, place, label in places_in(url, len(names))
+    ]
+    files, places, labels = map(np.array, zip(*rows, strict=True))
+    return Tars(names, labels, urls, places, files, config.modes, config.exif_orientation)
 
 
 def _seekable(url: str) -> bool:
