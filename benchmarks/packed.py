@@ -23,6 +23,7 @@ from record import add_rows, parser_of, settings_of
 from torch import Tensor, nn
 
 import adatape
+from adatape.config import Reading
 from adatape.measure.speed import interleaved, repeats_within, spread
 from adatape.models import AViT
 from adatape.models.avit import tokens_per_layer
@@ -36,10 +37,9 @@ Sides = dict[str, Callable[[], Any]]
 def tape_sides(arguments: argparse.Namespace, size: int, longest: int) -> tuple[Sides, float]:
     """All blocks over random tokens and tapes, and how many of the padded rows are visible."""
     vit = timm.create_model(arguments.model, img_size=size, class_token=False, global_pool="avg")
-    reads = {"steps": longest, "merge": 1, "threshold": longest / 2, "noise": 0.0, "hide": 0.0}
-    model = ready(
-        adatape.wrap(vit, "learn", bank_size=longest, gate=False, tape_ffn="none", layer=0, **reads), arguments
-    )
+    reading = Reading(steps=longest, merge=1, threshold=longest / 2)
+    wrapped = adatape.wrap(vit, "learn", bank_size=longest, reading=reading, gate=False, tape_ffn="none", layer=0)
+    model = ready(wrapped, arguments)
     batch, inputs, width = arguments.batch, model.vit.patch_embed.num_patches, model.embed_dim
     tokens = torch.randn(batch, inputs, width, device=arguments.device)
     tape = random_tape(batch, longest, width, arguments.device)

@@ -27,7 +27,7 @@ from adatape.data.decode import MOST_BYTES, BrokenImage, decode
 from adatape.data.images import open_images
 from adatape.data.imageset import Files, ImageSet, read_or_next
 from adatape.data.loaders import labelled_images, loaded
-from adatape.data.shard_loader import labelled_set
+from adatape.data.sets import open_set
 from adatape.data.shards import open_shards
 from adatape.data.streams import ShardStream
 from adatape.data.workers import WorkerDied
@@ -287,7 +287,7 @@ def sideways(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scored(data: Images) -> torch.Tensor:
-    return torch.cat([x for x, _ in labelled_set(data, "test", 8, Part(), CPU)])
+    return torch.cat([x for x, _ in open_set(data, "test").scored(8, Part(), CPU)])
 
 
 @pytest.mark.parametrize("exif_orientation", [False, True])
@@ -300,7 +300,7 @@ def test_training_scoring_few_shot_and_uploads_see_the_same_image(sideways: Path
     assert torch.allclose(scored(data)[0], wanted, atol=1e-6)
     assert torch.allclose(scored(shards)[0], wanted, atol=1e-6)
     few = data_named(str(sideways), 16, exif_orientation)
-    assert torch.equal(next(iter(labelled_images(open_images(few, "test"), 16, 8, Part(), CPU))).x, scored(data))
+    assert torch.equal(scored(few), scored(data))
     assert open_images(data, "train").read(0).size == (upload.width, upload.height)
     assert next(
         ShardStream(open_shards(shards, "train"), 0, 1, 0, exif_orientation=exif_orientation).samples()
@@ -363,7 +363,7 @@ ENDS: dict[str, Callable[[], None]] = {
 def test_a_worker_that_dies_while_scoring_says_how(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))  # seconds until it looks
     with pytest.raises(WorkerDied, match=rf"data worker \d+ {said}; .* lower engine\.workers"):
-        list(labelled_images(Ending(ENDS[said]), 8, 2, Part(), CPU, workers=1))
+        list(labelled_images(Ending(ENDS[said]), 8, [range(4)], CPU, workers=1))
 
 
 def test_a_dead_worker_interrupts_nothing_but_the_wait_for_data() -> None:

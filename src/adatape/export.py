@@ -26,7 +26,7 @@ import adatape
 from adatape.ablation import ActReader, FixedTokens, ParallelReader
 from adatape.config import Experiment, ImageModel, Images, to_dict
 from adatape.data.decode import one_line
-from adatape.data.images import open_images
+from adatape.data.sets import open_set
 from adatape.extras import how_to_install
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
@@ -270,10 +270,8 @@ def _shown(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
     if not isinstance(data, Images):
         return {"input_size": [data.length]}
     channels = model.vit.in_chans
-    names = None if data.source == "shards" else open_images(data, "test").names
     size = {"input_size": [channels, data.size, data.size], "mean": [0.5] * channels, "std": [0.5] * channels}
-    labels = {"labels": list(names)} if names else {}
-    return {**size, "exif_orientation": data.exif_orientation, **labels}
+    return {**size, "exif_orientation": data.exif_orientation, "labels": open_set(data, "test").names}
 
 
 def open_export(path: Path) -> Callable[[dict[str, Tensor]], Exported]:

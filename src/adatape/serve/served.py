@@ -13,8 +13,8 @@ from torch import Tensor
 from adatape.banks import InputBank, LearnedBank
 from adatape.config import Experiment, ImageModel, Images, Parity
 from adatape.data.decode import one_line
-from adatape.data.images import open_images
 from adatape.data.imageset import ImageSet
+from adatape.data.sets import open_set
 from adatape.measure.budget import apply_budget
 from adatape.measure.cost import input_tokens
 from adatape.models.adaptive import Adaptive
@@ -86,7 +86,8 @@ def _loaded(folder: Path, trust: bool) -> Served:
 
 def _test_images(data: Images) -> tuple[ImageSet | None, str]:
     try:
-        return open_images(data, "test"), ""
+        images = open_set(data, "test").images
+        return images, "" if images else "the data set lies in shards that are read one after the other"
     except (ValueError, OSError) as error:
         return None, f"the data set is not at hand: {one_line(error)}"
 

@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor
 
-from adatape.config import Budget, Experiment, Images, to_dict
+from adatape.config import Budget, Experiment, to_dict
 from adatape.data.batch import Part
-from adatape.data.loaders import Labelled, labelled_sequences
-from adatape.data.parity import validation_set
-from adatape.data.shard_loader import labelled_set
+from adatape.data.loaders import Labelled
+from adatape.data.sets import open_set
 from adatape.measure.budget import (
     COSTS,
     Budgeted,
@@ -43,7 +42,6 @@ from adatape.show.terminal import TABLE, pick_device
 from adatape.train.evaluate import test_batches
 from adatape.train.folder import environment, load_config, load_run, with_budget, write
 from adatape.train.lock import writing
-from adatape.train.task import SCORED_AT_ONCE
 
 LARGE_BATCH = 64
 SINGLES = 8  # samples that are timed one by one
@@ -131,15 +129,11 @@ def _loaded(folder: Path, device: str, trust: bool) -> tuple[Experiment, Budgete
 
 
 def _held_out(experiment: Experiment, place: torch.device) -> HeldOut:
-    data, workers = experiment.data, experiment.engine.workers
+    valid, workers = open_set(experiment.data, "validation"), experiment.engine.workers
     test: Batches = lambda: test_batches(experiment, None, place)  # noqa: E731
-    if not isinstance(data, Images):
-        sequences = validation_set(data.length, data.held_out)
-        valid: Batches = lambda: labelled_sequences(sequences, 400, Part(), place)  # noqa: E731
-        return HeldOut(valid, test, "chosen on the validation set, accuracy reported on the test set")
-    if data.validate_on is not None:
-        valid = lambda: labelled_set(data, "validation", SCORED_AT_ONCE, Part(), place, workers)  # noqa: E731
-        return HeldOut(valid, test, "chosen on the validation split, accuracy reported on the test set")
+    if valid.split == "validation":
+        said = "chosen on the validation set, accuracy reported on the test set"
+        return HeldOut(lambda: valid.scored(valid.at_once, Part(), place, workers), test, said)
     said = "no validation split: chosen on every other test sample, accuracy reported on the others"
     return HeldOut(lambda: _every_other(test(), 0), lambda: _every_other(test(), 1), said)
 
