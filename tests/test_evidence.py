@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import timm
 import torch
+from adatape.train.fleet import fleets
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
 from adatape.config import ImageModel
 from adatape.recipes import RECIPES
-from adatape.train.fleet import fleets
 from adatape.train.run import run
 from adatape.train.sweep import experiment_of
 from adatape.train.task import build_for, build_image_model

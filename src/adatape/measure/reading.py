@@ -17,7 +17,6 @@ from adatape.data.images import open_images
 from adatape.data.loaders import Labelled, labelled_images, labelled_sequences
 from adatape.data.parity import Sequences, held_out_set
 from adatape.data.shard_loader import labelled_set
-from adatape.measure.spent import spent_macs
 from adatape.models.adaptive import Adaptive
 from adatape.records import Output
 
@@ -133,7 +132,7 @@ def _reads(model: Adaptive, x: Tensor, label: Tensor) -> Reads:
         else (tape.length, tape.index, tape.weight.float())
     )
     certainty = chance.gather(1, label[:, None])[:, 0]
-    row = Reads(label, output.logits.argmax(-1), certainty, spent_macs(model, output), length, taken, weight)
+    row = Reads(label, output.logits.argmax(-1), certainty, model.spent_macs(output), length, taken, weight)
     return Reads(*(column.cpu() for column in row))
 
 
