@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cells import cells, score_of
+from fleet import fleets, run_together
 from image_tables import accuracies
 from rows import add_rows, read_rows, row_of
 
 from adatape.config import Experiment
 from adatape.recipes import RECIPES
-from adatape.train.fleet import fleets, run_together
 from adatape.train.run import Moment
 from adatape.train.stop import Stopped
 from adatape.train.sweep import experiment_of, worded

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 from small_runs import Forks
+
+sys.path.append(str(Path(__file__).parents[1] / "research"))  # scripts that import the package and one another
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")

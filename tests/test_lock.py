@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fleet import run_together
 from small_runs import (
     LONG,
     Forks,
@@ -27,7 +28,6 @@ from small_runs import (
 
 from adatape import cli
 from adatape.train import lock
-from adatape.train.fleet import run_together
 from adatape.train.folder import prepare
 from adatape.train.journal import Journal
 from adatape.train.lock import LOCK, FolderInUse, writing

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fleet import fleets
 from PIL import Image
 from scripts import script
 
 from adatape.config import ImageModel
 from adatape.recipes import RECIPES
-from adatape.train.fleet import fleets
 from adatape.train.sweep import experiment_of
 from adatape.train.task import build_for, build_image_model
 

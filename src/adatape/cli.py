@@ -333,7 +333,6 @@ def sweep(
     over: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     out: Path | None = None,
     device: str = "auto",
-    together: Quantity = 1,
     trust: bool = False,
     json: bool = False,
 ) -> None:
@@ -344,7 +343,6 @@ def sweep(
         over: field=value,value, as in reader.norm_scale=0.3,1.0 or seed=0,1,2; give it once for each field
         out: folder of the runs; default runs/RECIPE-sweep-N
         device: cpu, cuda, or auto
-        together: train so many side by side, of those that share seed, data, batch and steps; suits small models
         trust: the file is your own: it may download, open URLs and read weights elsewhere
         json: print one JSON object as the last line
     """
@@ -352,7 +350,7 @@ def sweep(
 
     if not over:
         raise ValueError("over is empty; say what to sweep, as in --over seed=0,1,2")
-    _print_json(sweep_with_progress(what, list(over), out, device, together, trust), json)
+    _print_json(sweep_with_progress(what, list(over), out, device, trust), json)
 
 
 def models(paper: bool = False, typical: bool = False, json: bool = False) -> None:

@@ -18,7 +18,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from adatape.config import Images, Parity
-from adatape.models.adatape import AdaTape
 from adatape.serve.bodies import BodyLimit
 from adatape.serve.budgets import as_dict, for_length
 from adatape.serve.engine import Answer
@@ -108,7 +107,7 @@ def _add_model_paths(app: FastAPI, service: Service) -> None:
     async def parity(request: Request) -> dict[str, Any]:
         length = _only(service, Parity).length
         symbols, steps, threshold = _sequence(await _short_body(request, length), length)
-        if len(symbols) != length and not isinstance(service.served.model, AdaTape):
+        if len(symbols) != length and service.served.model.tape_bank() is None:
             raise HTTPException(422, f"symbols has {len(symbols)} entries; this model has positions for {length} only")
         setting = for_length(service.setting(steps, threshold), service.engine.budgets, len(symbols))
         answer = await service.parity(torch.tensor(symbols), setting, client_of(request.scope))

@@ -16,7 +16,6 @@ from starlette.exceptions import HTTPException
 from adatape.banks import InputBank
 from adatape.data.decode import BrokenImage
 from adatape.data.imageset import ImageSet
-from adatape.models.adatape import AdaTape
 from adatape.serve.batcher import Batcher
 from adatape.serve.budgets import Setting
 from adatape.serve.engine import Answer, Engine
@@ -54,10 +53,10 @@ class Gallery:
             return self._heatmaps[setting]
 
     async def _counted(self, setting: Setting) -> dict[str, Any]:
-        model = self.served.model
-        if not isinstance(model, AdaTape) or not isinstance(model.bank, InputBank):
+        bank = self.served.model.tape_bank()
+        if not isinstance(bank, InputBank):
             raise HTTPException(404, "this model has no bank of image patches, so there is nothing to map")
-        images, bank = self._images(), model.bank
+        images = self._images()
         counts, weights = np.zeros((2, setting.steps or 0, bank.size))
         rows, total = np.linspace(0, len(images) - 1, min(COUNTED, len(images))).astype(int), 0
         for start in range(0, len(rows), AT_ONCE):

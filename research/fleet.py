@@ -2,13 +2,17 @@
 
 Images are read and varied once for all. On a GPU the steps of all models are branches of one CUDA graph, which run at
 the same time. A model learns what it would learn alone; only what it draws without a key, as stochastic depth does,
-is another sample.
+is another sample. What is stopped begins anew.
+
+    python research/fleet.py CONFIG.json --over seed=0,1,2 --over optimizer.lr=1e-3,3e-4 --together 8 --out runs/fleet
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,13 +23,16 @@ from torch import Tensor
 
 from adatape.config import Experiment
 from adatape.data.batch import Batch
-from adatape.graph import Tensors, captured, room_to_compile, side_by_side
+from adatape.graph import Tensors, captured, room_to_compile
 from adatape.train.distributed import local_device
-from adatape.train.folder import new_folder
+from adatape.train.folder import load_config, new_folder
 from adatape.train.loop import Stats, Trainer
 from adatape.train.run import Record, Watch
 from adatape.train.stop import Stop, Stopped
+from adatape.train.sweep import combinations
+from adatape.train.task import Task, build_for
 
+SHOWN = ("accuracy", "length_mean", "gflops", "steps", "error")
 COMPILED_FOR_EACH = 4  # in training and scoring, with the last batch of a set, and one to spare
 
 
@@ -55,7 +62,7 @@ class Fleet:
     def __init__(self, experiments: Sequence[Experiment], device: str | torch.device) -> None:
         _check_alike(experiments)
         first = Trainer(experiments[0], device)
-        self.trainers = [first, *(Trainer(other, device, beside=first) for other in experiments[1:])]
+        self.trainers = [first, *(Trainer(other, device, task=_shared(first.task, other)) for other in experiments[1:])]
         on_gpu = first.device.type == "cuda"
         self.streams = [torch.cuda.Stream() for _ in self.trainers] if on_gpu else []
         self.update = captured(self._update) if on_gpu else self._update
@@ -77,6 +84,28 @@ class Fleet:
     def _update(self, *batch: Tensor) -> Tensors:
         steps = [partial(trainer.take_step, Batch(*batch)) for trainer in self.trainers]
         return (torch.stack(side_by_side(steps, self.streams)),)
+
+
+def side_by_side(calls: Sequence[Callable[[], Tensor]], streams: Sequence[torch.cuda.Stream]) -> list[Tensor]:
+    """What the calls give, each on a stream of its own: captured, they are branches that a GPU runs at the same time.
+
+    Without streams, as on a CPU, one after the other.
+    """
+    if not streams:
+        return [call() for call in calls]
+    here, given = torch.cuda.current_stream(), []
+    for call, stream in zip(calls, streams, strict=True):
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            given.append(call())
+    for stream in streams:
+        here.wait_stream(stream)
+    return given
+
+
+def _shared(task: Task, experiment: Experiment) -> Task:
+    """One experiment's data with another's model."""
+    return task._replace(build=lambda weights: build_for(experiment, weights))
 
 
 def run_together(
@@ -141,3 +170,32 @@ def _check_alike(experiments: Sequence[Experiment]) -> None:
         for name, value in common(experiment).items():
             if value != theirs[name]:
                 raise ValueError(f"{name} is {value}; beside a run with {theirs[name]} it must be the same")
+
+
+def sweep_together(experiment: Experiment, over: list[str], out: Path, device: str, most: int) -> list[dict[str, Any]]:
+    """Every combination of fields, so many side by side as share their batches; one row for each, in their order."""
+    grid = combinations(experiment, over)
+    rows: list[dict[str, Any]] = [{} for _ in grid]
+    for places in fleets([each for _, each in grid], most):
+        results = run_together([grid[place][1] for place in places], [out / str(place) for place in places], device)
+        for place, result in zip(places, results, strict=True):
+            rows[place] = {**grid[place][0], **{key: result[key] for key in SHOWN if key in result}}
+    (out / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, help="config.json of an experiment of your own")
+    parser.add_argument("--over", action="append", required=True, metavar="FIELD=VALUE,…")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--together", type=int, default=8, help="runs side by side, at most")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    given = parser.parse_args(arguments)
+    experiment = load_config(given.config, trust=True)
+    for row in sweep_together(experiment, given.over, given.out, given.device, given.together):
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
