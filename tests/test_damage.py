@@ -85,7 +85,9 @@ def test_a_flipped_bit_in_the_log_never_stops_a_resume(interrupted: Path, undist
         assert not left.damaged
         aside = (out / DAMAGED).read_bytes().splitlines() if (out / DAMAGED).exists() else []
         assert len(said) == bool(aside)
-        assert all(f"{len(aside)} damaged lines of {out / METRICS} were set aside" in line for line in said)
+        assert all(
+            line == f"{out / METRICS} has damaged lines, set aside in {out / DAMAGED}: {len(aside)}" for line in said
+        )
         assert set(aside) <= set(damaged.split(b"\n"))
         told += bool(aside)
     assert told > FLIPS // 4
@@ -121,7 +123,7 @@ def test_lines_of_any_kind_are_set_aside_as_they_are(tmp_path: Path) -> None:
     Journal(tmp_path, 9, said.append).close()
     assert (tmp_path / DAMAGED).read_bytes().split(b"\n")[:-1] == ODD_LINES
     assert (tmp_path / METRICS).read_bytes() == good + b"\n" + good + b"\n"
-    assert said == [f"{len(ODD_LINES)} damaged lines of {tmp_path / METRICS} were set aside in {tmp_path / DAMAGED}"]
+    assert said == [f"{tmp_path / METRICS} has damaged lines, set aside in {tmp_path / DAMAGED}: {len(ODD_LINES)}"]
     Journal(tmp_path, 9, pytest.fail).close()
 
 
@@ -154,7 +156,7 @@ def test_figures_of_a_damaged_log_are_drawn_and_the_damage_is_counted_once(
     before = (out / METRICS).read_bytes()
     made = print_figures(out, "cpu", samples=20)
     assert "training" in made["figures"]
-    assert f"{len(ODD_LINES)} damaged lines of {out / METRICS} were left out" in capsys.readouterr().out
+    assert f"{out / METRICS} has damaged lines, left out here: {len(ODD_LINES)}" in capsys.readouterr().out
     assert (out / METRICS).read_bytes() == before
     assert not (out / DAMAGED).exists()
 

@@ -33,7 +33,7 @@ class Journal:
         kept = [line for line in found.lines if line["step"] <= step]
         if found.damaged:
             _set_aside(out / DAMAGED, found.damaged)
-            say(f"{len(found.damaged)} damaged lines of {self.path} were set aside in {out / DAMAGED}")
+            say(f"{self.path} has damaged lines, set aside in {out / DAMAGED}: {len(found.damaged)}")
         with whole(self.path) as partial:
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
         self.board = _board(out / "tensorboard", step)
