@@ -30,7 +30,7 @@ from adatape.train.sweep import with_fields
 from adatape.train.weights import digest
 
 LONG = os.environ.get("ADATAPE_FAULTS") == "long"
-in_the_long_suite = pytest.mark.skipif(not LONG, reason="takes long; `make test-faults` runs it")
+in_the_long_suite = pytest.mark.skipif(not LONG, reason="takes long; `make test-long` runs it")
 SYSTEMS = get_args(System)
 FAMILIES = [*SYSTEMS, "parity adatape", "parity transformer", "parity ut"]
 ENGINE = {
