@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import in_the_long_suite
 
 from adatape import cli
+from adatape.recipes.parity import parity_small
+from adatape.show import demo
 from adatape.train.sweep import combinations, with_settings
 from adatape.validation import call_checked
 
@@ -149,6 +152,7 @@ def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--lenght" in capsys.readouterr().err
 
 
+@in_the_long_suite
 def test_the_demo_solves_parity_while_the_transformer_does_not(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["demo", "--json"])
     said = last_json(capsys)
@@ -156,6 +160,20 @@ def test_the_demo_solves_parity_while_the_transformer_does_not(here: Path, capsy
     assert abs(said["transformer"]["accuracy"] - 0.5) < 0.04
     assert (here / "runs/demo/demo.png").stat().st_size > 20_000
     assert json.loads((here / "runs/demo/demo.json").read_text())["adatape"] == said["adatape"]
+
+
+def test_a_demo_leaves_its_picture_its_figures_and_two_runs(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "parity_small", functools.partial(parity_small, length=8, steps=2))
+    cli.main(["demo", "--json"])
+    said = last_json(capsys)
+    assert (here / "runs/demo/demo.png").stat().st_size > 20_000
+    assert json.loads((here / "runs/demo/demo.json").read_text())["adatape"] == said["adatape"]
+    for system in ("adatape", "transformer"):
+        cli.main(["eval", f"runs/demo/{system}", "--device", "cpu", "--json"])
+        assert last_json(capsys)["accuracy"] == said[system]["accuracy"]
+    cli.main(["demo", "--json"])  # in the place of the first
 
 
 def readme_blocks(kind: str) -> list[str]:

@@ -27,6 +27,7 @@ from small_runs import (
     contents,
     fingerprint,
     history,
+    in_the_long_suite,
     logged,
     newest_step,
     tiny,
@@ -46,7 +47,7 @@ from adatape.train.run import run
 
 STEPS, STEPS_OF_TWO = 40, 80
 SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-KILLS, RUNS = (100, 10) if LONG else (5, 1)
+KILLS, RUNS = (100, 10) if LONG else (3, 1)
 
 
 pytestmark = pytest.mark.usefixtures("one_order_of_sums")
@@ -142,7 +143,7 @@ def kill_a_rank(agent: subprocess.Popen[str], rank: int) -> None:
     wait_until(lambda: not set(before) & set(children_of(agent.pid)))
 
 
-@pytest.mark.skipif(not LONG, reason="the next test kills a rank once")
+@in_the_long_suite
 def test_a_rank_killed_three_times_under_torchrun_changes_no_weight(undisturbed_two: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with torchrun(command(out, STEPS_OF_TWO), restarts=3) as agent:
@@ -155,6 +156,7 @@ def test_a_rank_killed_three_times_under_torchrun_changes_no_weight(undisturbed_
     assert history(out) == history(undisturbed_two)
 
 
+@in_the_long_suite
 def test_a_killed_rank_and_a_sigterm_to_torchrun_cost_no_weight(
     forks: Forks, undisturbed_two: Path, tmp_path: Path
 ) -> None:

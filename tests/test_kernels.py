@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from small_runs import LONG
 from torch import Tensor
 
 from adatape.atr import retrace
@@ -34,7 +35,8 @@ def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, Rule]:
     """Any of what a reader may be asked: sizes beside every block's, equal keys, hidden tokens, thresholds."""
     draw = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
-    b, h, steps, merge = draw.choice((1, 3, 17)), draw.choice((5, 16, 64, 130)), draw.randint(1, 4), draw.randint(1, 16)
+    b, h, steps = draw.choice((1, 3, 17) if LONG else (1, 2, 3)), draw.choice((5, 16, 64, 130)), draw.randint(1, 4)
+    merge = draw.randint(1, 16 if LONG else 4)
     c = 2 * steps * merge + draw.randint(0, 150)
     own = draw.random() < 0.4
     keys = torch.randn(*((b,) if own else ()), c, h, generator=generator)

@@ -19,6 +19,7 @@ from small_runs import (
     command,
     contents,
     fingerprint,
+    in_the_long_suite,
     logged,
     tiny,
     torchrun,
@@ -112,7 +113,7 @@ def test_a_killed_trainer_leaves_no_lock_even_where_its_data_workers_live_on(for
             os.kill(worker, signal.SIGKILL)
 
 
-@pytest.mark.skipif(not LONG, reason="half a minute; test_faults.py kills a rank and has torchrun start it again")
+@in_the_long_suite
 def test_one_rank_locks_for_all_and_a_restart_by_torchrun_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with torchrun(command(out, 40), restarts=1) as agent:
