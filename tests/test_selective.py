@@ -18,16 +18,6 @@ from adatape.measure.cost import cost, total
 
 SMALL = {"img_size": 32, "patch_size": 8, "bank_patch": 4, "bank_size": 60, "steps": 12}
 SMALL |= {"depth": 3, "embed_dim": 192, "num_heads": 3, "num_classes": 5}
-    "img_size": 32,
-    "patch_size": 8,
-    "bank_patch": 4,
-    "depth": 3,
-    "embed_dim": 192,
-    "num_heads": 3,
-    "num_classes": 5,
-    "bank_size": 60,
-    "steps": 12,
-}
 
 
 def model(bank: str = "input", **options: object) -> SelectiveAdaTape:
