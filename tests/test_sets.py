@@ -13,13 +13,14 @@ import pytest
 import torch
 from PIL import Image
 
-from adatape.config import Augment, Images, Parity
+from adatape.config import Augment, Images, Parity, UntrustedImages
 from adatape.data.batch import Batch, Part
 from adatape.data.decode import BrokenImage
 from adatape.data.imageset import Pixels
 from adatape.data.loaders import Labelled, even_chunks, fixed_chunks
 from adatape.data.sets import LabelledSet, open_set
 from adatape.data.shards import write_shards
+from adatape.serve.served import _test_images
 
 CPU = torch.device("cpu")
 KINDS = ("digits", "arrays", "grey", "folder", "shards", "compressed", "parity")
@@ -138,6 +139,21 @@ def test_shards_are_described_by_their_config_alone_and_missed_when_they_are_nee
     assert (found.shape, found.names, found.of_images) == ((3, 8, 8), ["0", "1", "2"], True)
     with pytest.raises(FileNotFoundError, match=r"1 of 1 shards do not exist; first /nowhere/test\.tar"):
         found.check_exists()
+
+
+def test_a_config_from_a_file_opens_no_tar_elsewhere() -> None:
+    found = open_set(UntrustedImages("shards", "http://127.0.0.1:1/{split}.tar", 8, classes=3), "test")
+    for use in (found.check_exists, lambda: found.images, lambda: found.samples, lambda: found.scored(1, Part(), CPU)):
+        with pytest.raises(ValueError, match="a file may name shards on this disk alone"):
+            use()
+
+
+def test_a_server_shows_images_of_tars_on_this_disk(place: Path) -> None:
+    images, missing = _test_images(config_of("shards", place))  # type: ignore[arg-type]
+    assert images is not None
+    assert (len(images), missing, images.read(4).size) == (23, "", (9, 9))
+    images, missing = _test_images(config_of("compressed", place))  # type: ignore[arg-type]
+    assert (images, missing) == (None, "the data set lies in shards that are read one after the other")
 
 
 def test_a_tar_that_is_gone_after_it_was_indexed_is_named(place: Path, tmp_path: Path) -> None:

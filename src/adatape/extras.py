@@ -7,6 +7,7 @@ EXTRA_OF = {
     "rich": "cli",
     "pydantic": "cli",
     "sklearn": "train",
+    "scipy": "train",
     "tensorboard": "train",
     "webdataset": "train",
     "fastapi": "serve",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-from jaxtyping import Float
+import numpy as np
+from scipy.stats import bootstrap, pearsonr, rankdata, spearmanr
 from torch import Tensor
 
 DRAWS, CHUNK = 1000, 50
@@ -19,27 +19,19 @@ class Correlation(NamedTuple):
     high: float
 
 
-def ranks(x: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-    """From 0, equals sharing the mean of their places."""
-    ordered, x = x.sort(-1).values.contiguous(), x.contiguous()
-    below, upto = torch.searchsorted(ordered, x), torch.searchsorted(ordered, x, right=True)
-    return (below + upto - 1).double() / 2
-
-
-def correlated(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
-    x, y = (side - side.mean(-1, keepdim=True) for side in (x, y))
-    return (x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()
-
-
 def spearman(spent: Tensor, difficulty: Tensor, seed: int = 0) -> Correlation:
     """Of one number for each image from either side."""
     if spent.shape != difficulty.shape or spent.dim() != 1 or len(spent) < 3:
         shapes = f"spent has shape {tuple(spent.shape)} and difficulty {tuple(difficulty.shape)}"
         raise ValueError(f"{shapes}; they must be one number each for the same three images or more")
-    spent, difficulty = spent.double(), difficulty.double()
-    draw, drawn = torch.Generator().manual_seed(seed), []
-    for _ in range(DRAWS // CHUNK):
-        again = torch.randint(len(spent), (CHUNK, len(spent)), generator=draw)
-        drawn.append(correlated(ranks(spent[again]), ranks(difficulty[again])))
-    low, high = torch.cat(drawn).nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return Correlation(float(correlated(ranks(spent), ranks(difficulty))), low, high)
+    sides = spent.double().numpy(), difficulty.double().numpy()
+    if any(np.ptp(side) == 0 for side in sides):
+        return Correlation(np.nan, np.nan, np.nan)
+    drawn = bootstrap(sides, _rho, paired=True, n_resamples=DRAWS, batch=CHUNK, method="percentile", rng=seed)
+    low, high = np.nanquantile(drawn.bootstrap_distribution, (0.025, 0.975)).tolist()
+    return Correlation(float(spearmanr(*sides).statistic), low, high)
+
+
+def _rho(spent: Any, difficulty: Any, axis: int) -> Any:
+    """As `spearmanr`, which takes no axis, of many draws at once."""
+    return pearsonr(rankdata(spent, axis=axis), rankdata(difficulty, axis=axis), axis=axis).statistic
