@@ -220,7 +220,7 @@ def _checked_sizes(path: Path) -> dict[str, Any]:
     for name, record in manifest["files"].items():
         if name not in found:
             raise DamagedCheckpoint(f"{path}/{name} is missing")
-        size = found[name].stat().st_size
+        size = found[name].stat(follow_symlinks=False).st_size
         if size != record["bytes"]:
             raise DamagedCheckpoint(f"{path}/{name} has {size} bytes; the manifest says {record['bytes']}")
     for name, entry in found.items():
