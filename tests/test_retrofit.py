@@ -388,4 +388,4 @@ def test_behind_gates_every_parameter_has_a_gradient(tape_ffn: str) -> None:
 
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="bankk"):
-        wrap(timm.create_model("vit_tiny_patch16_224", depth=2), bankk="input")
+        adatape.wrap(timm.create_model("vit_tiny_patch16_224", depth=2), bankk="input")
