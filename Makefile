@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+LONG := $(addprefix tests/test_,faults.py inputs.py resume.py kernels.py ddp.py checkpoint.py saved.py identity.py lock.py damage.py scripts.py)
+DEMO := tests/test_commands.py::test_the_demo_solves_parity_while_the_transformer_does_not
 
-.PHONY: demo test test-faults lint clean
+.PHONY: demo test test-long test-faults lint tables clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -12,9 +14,17 @@ demo: $(READY)
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2
 
-# A hundred kills, a rank killed three times, every resume at 50 + 50 steps, 1,000 wrong inputs: about eight minutes.
-test-faults: $(READY)
-	ADATAPE_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_resume.py tests/test_faults.py tests/test_ddp.py tests/test_checkpoint.py tests/test_saved.py tests/test_identity.py tests/test_inputs.py tests/test_lock.py tests/test_damage.py
+# What takes too long for every change: a hundred kills, a rank killed three times under torchrun, every resume at 50 + 50
+# steps, 1,000 wrong inputs, every kernel shape, the whole demo. Ten to fifteen minutes on two cores.
+test-long: $(READY)
+	ADATAPE_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(LONG) $(DEMO)
+
+test-faults: test-long
+
+# The docs' tables and pictures, from the files under results/.
+tables: $(READY)
+	$(BIN)/python research/tables.py --write
+	$(BIN)/python research/pictures.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -29,6 +30,7 @@ from adatape.train.sweep import with_fields
 from adatape.train.weights import digest
 
 LONG = os.environ.get("ADATAPE_FAULTS") == "long"
+in_the_long_suite = pytest.mark.skipif(not LONG, reason="takes long; `make test-long` runs it")
 SYSTEMS = get_args(System)
 FAMILIES = [*SYSTEMS, "parity adatape", "parity transformer", "parity ut"]
 ENGINE = {
@@ -115,7 +117,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"still waiting after {seconds} s"

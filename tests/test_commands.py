@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from small_runs import in_the_long_suite
 
 from adatape import cli
+from adatape.recipes.parity import parity_small
+from adatape.show import demo
+from adatape.train.sweep import combinations, with_settings
+from adatape.validation import call_checked
 
 ROOT = Path(__file__).parents[1]
 
@@ -75,10 +85,9 @@ def test_a_run_folder_replays_to_the_same_weights(here: Path, capsys: pytest.Cap
     assert last_json(capsys)["length_mean"] == pytest.approx(8, abs=1)
 
 
-@pytest.mark.parametrize("together", ["", " --together 2 --over stop_at=null"])
-def test_a_sweep_runs_every_combination(here: Path, capsys: pytest.CaptureFixture[str], together: str) -> None:
+def test_a_sweep_runs_every_combination(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     over = ["--over", "reader.norm_scale=0.3,1.0", "--over", "seed=0,1"]
-    options = "--length 8 --steps 2 --device cpu --json --out runs/s" + together
+    options = "--length 8 --steps 2 --device cpu --json --out runs/s"
     cli.main(["sweep", "parity-small", *options.split(), *over])
     rows = last_json(capsys)["rows"]
     assert [(row["reader.norm_scale"], row["seed"]) for row in rows] == [(0.3, 0), (0.3, 1), (1.0, 0), (1.0, 1)]
@@ -143,6 +152,7 @@ def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--lenght" in capsys.readouterr().err
 
 
+@in_the_long_suite
 def test_the_demo_solves_parity_while_the_transformer_does_not(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["demo", "--json"])
     said = last_json(capsys)
@@ -150,6 +160,20 @@ def test_the_demo_solves_parity_while_the_transformer_does_not(here: Path, capsy
     assert abs(said["transformer"]["accuracy"] - 0.5) < 0.04
     assert (here / "runs/demo/demo.png").stat().st_size > 20_000
     assert json.loads((here / "runs/demo/demo.json").read_text())["adatape"] == said["adatape"]
+
+
+def test_a_demo_leaves_its_picture_its_figures_and_two_runs(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "parity_small", functools.partial(parity_small, length=8, steps=2))
+    cli.main(["demo", "--json"])
+    said = last_json(capsys)
+    assert (here / "runs/demo/demo.png").stat().st_size > 20_000
+    assert json.loads((here / "runs/demo/demo.json").read_text())["adatape"] == said["adatape"]
+    for system in ("adatape", "transformer"):
+        cli.main(["eval", f"runs/demo/{system}", "--device", "cpu", "--json"])
+        assert last_json(capsys)["accuracy"] == said[system]["accuracy"]
+    cli.main(["demo", "--json"])  # in the place of the first
 
 
 def readme_blocks(kind: str) -> list[str]:
@@ -165,14 +189,82 @@ def test_the_readmes_python_runs() -> None:
         exec(compile(block, "README.md", "exec"), scope)
 
 
-def test_the_readmes_commands_exist() -> None:
-    lines = [line for block in readme_blocks("bash") for line in block.splitlines() if line.startswith("adatape ")]
-    assert len(lines) >= 4
+DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Words in capitals stand for what a reader has; the documents say `RUN` where any run would do.
+STANDS_FOR = {"RUN": "runs/a", "NAME": "digits", "RECIPE": "digits", "S": "order", "N": "16", "L": "0.1", "B": "1"}
+STANDS_FOR |= {"M": "inference", "MODEL": "adatape_tiny_patch16_224", "MODELS": "adatape_tiny_patch16_224"}
+
+
+def commands_of(document: Path) -> list[str]:
+    """Every command in a block of shell, and those between backticks that have more than a verb."""
+    text = document.read_text()
+    blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    prose = re.findall(r"`(adatape [^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    found = [re.sub(r"^(torchrun .*? -m )?(?=adatape )", "", line) for line in [*lines, *prose]]
+    return [line for line in found if line.startswith("adatape ")]
+
+
+def words_of(line: str) -> list[str]:
+    return [STANDS_FOR.get(word, word) for word in shlex.split(line, comments=True)[1:]]
+
+
+@pytest.fixture
+def called(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The options of each verb that is called; its work is left out, but a recipe's fields are set as they would be."""
+    calls: list[dict[str, Any]] = []
+
+    def noted(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def note(*args: Any, **kwargs: Any) -> None:
+            given = inspect.signature(verb).bind(*args, **kwargs).arguments
+            recipe = given.get("what")
+            if callable(recipe):
+                experiment = call_checked(recipe.func, *recipe.args, **recipe.keywords)
+                combinations(with_settings(experiment, given.get("set", ())), list(given.get("over", ())))
+            calls.append(given)
+
+        return note
+
+    for name, verb in list(cli.VERBS.items()):
+        monkeypatch.setitem(cli.VERBS, name, noted(verb))
+    for folder in ("runs/a", "runs/x"):
+        (here / folder).mkdir(parents=True)
+    return calls
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_documents_commands_are_ones_that_the_command_line_takes(
+    document: Path, called: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = commands_of(document)
+    assert len(lines) >= {"README.md": 20, "training.md": 8, "results.md": 12}.get(document.name, 0)
     for line in lines:
-        words = shlex.split(line, comments=True)[1:]
-        with pytest.raises(SystemExit) as stop:
-            cli.main([*words, "--help"])
-        assert stop.value.code == 0, line
+        words, count = words_of(line), len(called)
+        with contextlib.suppress(SystemExit):  # --help ends so, and a refusal, which says why
+            cli.main([*words[:1], "--help"] if "…" in words or len(words) == 1 else words)
+        said = capsys.readouterr()
+        spoken_of = "Missing from" in said.err and not any(word.startswith("-") for word in words)
+        assert len(called) > count or said.out or spoken_of, f"{line}: {said.err}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "adatape cost adatape_tiny_patch16_224 --nonsense 4",
+        "adatape cost adatape_tiny_patch16_224 --tape many",
+        "adatape cost adatape_tiny_patch16_224 --classes -1",
+        "adatape train parity --lenght 8",
+        "adatape train digits --set optimizer.lrr=1",
+        "adatape sweep parity-small --over reader.stepps=1,2",
+        "adatape evaluate runs/a",
+    ],
+)
+def test_a_command_that_the_command_line_would_refuse_does_not_pass(line: str, called: list[dict[str, Any]]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words_of(line))
+    assert stop.value.code == 2
+    assert not called
 
 
 @pytest.fixture(scope="module")

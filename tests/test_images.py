@@ -352,7 +352,9 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         raise ModuleNotFoundError
 
     monkeypatch.setattr(images_module.importlib, "import_module", absent)
-    with pytest.raises(ValueError, match="source digits needs the package scikit-learn"):
+    with pytest.raises(
+        ValueError, match=r"source digits needs scikit-learn: .* `pip install 'adatape\[train\]'` brings"
+    ):
         open_images(Images(), "train")
 
 

@@ -7,12 +7,11 @@ import json
 import os
 import signal
 import socket
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fleet import run_together
 from small_runs import (
     LONG,
     Forks,
@@ -20,6 +19,7 @@ from small_runs import (
     command,
     contents,
     fingerprint,
+    in_the_long_suite,
     logged,
     tiny,
     torchrun,
@@ -29,7 +29,6 @@ from small_runs import (
 
 from adatape import cli
 from adatape.train import lock
-from adatape.train.fleet import run_together
 from adatape.train.folder import prepare
 from adatape.train.journal import Journal
 from adatape.train.lock import LOCK, FolderInUse, writing
@@ -37,13 +36,6 @@ from adatape.train.run import run
 
 pytestmark = pytest.mark.usefixtures("one_order_of_sums")
 STEPS = 60
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    server = Forks(tmp_path_factory.mktemp("said"))
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +72,7 @@ def in_a_fork(folder: Path) -> str:
     return found
 
 
-@pytest.mark.parametrize("times", range(6 if LONG else 2))
+@pytest.mark.parametrize("times", range(6 if LONG else 1))
 def test_a_second_writer_is_refused_by_name_and_the_first_goes_on(
     forks: Forks, undisturbed: Path, tmp_path: Path, times: int
 ) -> None:
@@ -121,7 +113,7 @@ def test_a_killed_trainer_leaves_no_lock_even_where_its_data_workers_live_on(for
             os.kill(worker, signal.SIGKILL)
 
 
-@pytest.mark.skipif(not LONG, reason="half a minute; test_faults.py kills a rank and has torchrun start it again")
+@in_the_long_suite
 def test_one_rank_locks_for_all_and_a_restart_by_torchrun_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with torchrun(command(out, 40), restarts=1) as agent:
@@ -129,7 +121,7 @@ def test_one_rank_locks_for_all_and_a_restart_by_torchrun_goes_on(tmp_path: Path
         assert "is being written by process" in in_a_fork(out)
         before = children_of(agent.pid)
         os.kill(before[1], signal.SIGKILL)
-        _, said = agent.communicate(timeout=120)
+        _, said = agent.communicate(timeout=600)
     assert agent.returncode == 0, said
     assert (out / "result.json").is_file()
     assert not (out / LOCK).exists()
@@ -171,19 +163,19 @@ def test_an_error_releases_the_folder(tmp_path: Path) -> None:
     assert in_a_fork(tmp_path) == "free"
 
 
-@pytest.mark.parametrize("verb", ["budget --gflops 100", "figures --samples 20", "export --to torch"])
 def test_verbs_that_write_into_a_run_are_refused_and_readers_are_not(
-    tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
     run(tiny("adatape", steps=1), out, "cpu", no_watch)
-    name, *options = verb.split()
     with writing(out):
         before = contents(out)
-        with pytest.raises(SystemExit) as stop:
-            cli.main([name, str(out), *options, *([] if name == "export" else ["--device", "cpu"])])
-        assert stop.value.code == 2
-        assert "is being written by process" in capsys.readouterr().err
+        for verb in ("budget --gflops 100 --device cpu", "figures --samples 20 --device cpu", "export --to torch"):
+            name, *options = verb.split()
+            with pytest.raises(SystemExit) as stop:
+                cli.main([name, str(out), *options])
+            assert stop.value.code == 2
+            assert "is being written by process" in capsys.readouterr().err
         assert contents(out) == before
         cli.main(["eval", str(out), "--device", "cpu"])
         cli.main(["report", str(out), "--out", str(tmp_path / "report.html")])
@@ -197,6 +189,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def patient(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """A holder that lives is seen at its next touch, however busy the machine; nothing waits this long."""
+    monkeypatch.setattr(lock, "WATCHED", 60.0)
+
+
+@pytest.fixture
 def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     def lacking(*_: Any) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -204,7 +202,7 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "flock", lacking)
 
 
-@pytest.mark.usefixtures("quick", "without_locks")
+@pytest.mark.usefixtures("patient", "without_locks")
 def test_where_there_are_no_locks_a_file_that_is_touched_takes_their_place(tmp_path: Path) -> None:
     said: list[str] = []
     with writing(tmp_path, said.append):
@@ -215,15 +213,16 @@ def test_where_there_are_no_locks_a_file_that_is_touched_takes_their_place(tmp_p
 
 
 @pytest.mark.usefixtures("quick", "without_locks")
-def test_without_locks_a_killed_holder_is_noticed(tmp_path: Path) -> None:
+def test_without_locks_a_killed_holder_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = os.fork()
     if not child:
         with writing(tmp_path, unheard):
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    began, said = time.monotonic(), []
+    looks, touched, said = [], lock._touched, []
+    monkeypatch.setattr(lock, "_touched", lambda path: looks.append(path) or touched(path))
     with writing(tmp_path, said.append):
-        assert time.monotonic() - began >= 0.5
+        assert len(looks) > 2
     assert f"was left by process {child}" in said[0]
 
 
@@ -234,19 +233,20 @@ def left_by(host: str, folder: Path) -> Path:
 
 
 @pytest.mark.usefixtures("quick")
-def test_locks_that_stay_on_one_machine_do_not_hide_a_writer_on_another(tmp_path: Path) -> None:
-    path = left_by("elsewhere", tmp_path)
-    toucher = os.fork()
-    if not toucher:
-        while path.exists():
-            os.utime(path)
-            time.sleep(0.02)
-        os._exit(0)
-    with pytest.raises(FolderInUse, match="process 7 on elsewhere since then"), writing(tmp_path, unheard):
-        pass
+def test_locks_that_stay_on_one_machine_do_not_hide_a_writer_on_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, touched = left_by("elsewhere", tmp_path), lock._touched
+
+    def touched_meanwhile(path: Path) -> tuple[int, int] | None:
+        os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000))
+        return touched(path)
+
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(lock, "_touched", touched_meanwhile)
+        with pytest.raises(FolderInUse, match="process 7 on elsewhere since then"), writing(tmp_path, unheard):
+            pass
     assert path.exists()
-    os.kill(toucher, signal.SIGKILL)
-    os.waitpid(toucher, 0)
     with writing(tmp_path, unheard):
         pass
     assert not path.exists()
@@ -269,13 +269,12 @@ def test_a_lock_file_that_says_nonsense_is_watched_and_then_taken(tmp_path: Path
     assert said[0].isprintable()
 
 
-@pytest.mark.parametrize("name", [LOCK, "checkpoints", "figures/training.png", "config.json.partial", "tensorboard"])
-def test_a_run_is_not_written_through_links_out_of_its_folder(tmp_path: Path, name: str) -> None:
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     out, theirs = tmp_path / "run", tmp_path / "theirs"
     theirs.write_text("dear")
-    (out / name).parent.mkdir(parents=True)
-    (out / name).symlink_to(theirs)
-    with pytest.raises((ValueError, OSError), match=str(out / name)), writing(out):
+    out.mkdir()
+    (out / LOCK).symlink_to(theirs)
+    with pytest.raises(OSError, match=str(out / LOCK)), writing(out):
         pass
     assert theirs.read_text() == "dear"
 

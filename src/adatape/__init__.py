@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -18,13 +18,32 @@ _HOMES = {
     "Tape": "adatape.records",
     "Output": "adatape.records",
 }
-__all__ = [*_HOMES, "__version__"]
+__all__ = [  # the names of _HOMES; a type checker reads no starred list
+    "AdaTape",
+    "InputBank",
+    "LearnedBank",
+    "Output",
+    "Reading",
+    "Tape",
+    "TapeReader",
+    "__version__",
+    "read_tape",
+    "wrap",
+]
 
+if TYPE_CHECKING:
+    from adatape.atr import read_tape
+    from adatape.banks import InputBank, LearnedBank
+    from adatape.config import Reading
+    from adatape.models import AdaTape, wrap
+    from adatape.reader import TapeReader
+    from adatape.records import Output, Tape
+else:  # which a type checker would take for the promise of any name
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'adatape' has no attribute {name!r}; it has {', '.join(_HOMES)}")
+    def __getattr__(name: str) -> object:
+        if name in _HOMES:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        raise AttributeError(f"module 'adatape' has no attribute {name!r}; it has {', '.join(_HOMES)}")
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,8 @@
 
 import sys
 
+from adatape.extras import how_to_install
+
 
 def main() -> None:
     try:
@@ -9,6 +11,12 @@ def main() -> None:
     except KeyboardInterrupt:
         print("adatape: stopped", file=sys.stderr)
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        line = how_to_install(error.name)
+        if line is None:
+            raise
+        print(f"adatape: {line}", file=sys.stderr)
+        sys.exit(2)
     run()
 
 

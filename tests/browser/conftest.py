@@ -58,7 +58,7 @@ def served(app: Any) -> Iterator[str]:
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not server.started and thread.is_alive() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert server.started, "the server did not start"
@@ -125,7 +125,7 @@ def stub(kind: str) -> Any:
     for answer in (classify, parity):
         app.add_route(f"/v1/{answer.__name__}", answer, methods=["POST"])
     app.mount("/", static.StaticFiles(directory=PAGE, html=True))
-    return app
+    return needed("adatape.serve.limits").SafeHeaders(app)
 
 
 def described(kind: str) -> dict[str, Any]:

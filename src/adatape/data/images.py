@@ -20,6 +20,7 @@ from adatape.config import Images
 from adatape.data.class_folders import class_folders, files_below
 from adatape.data.decode import FORMATS, MOST_BYTES, REFUSAL, RefusedMode, one_line, open_regular
 from adatape.data.imageset import Files, ImageSet, Pixels
+from adatape.extras import how_to_install
 from adatape.keyed import key_of, keys_of
 
 Split = Literal["train", "validation", "test"]
@@ -92,7 +93,8 @@ def library(module: str, package: str, source: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ValueError(f"source {source} needs the package {package}, which is not installed") from error
+        line = how_to_install(module) or f"{package} is not installed"
+        raise ValueError(f"source {source} needs {package}: {line}") from error
 
 
 def _digits(config: Images, train: bool) -> ImageSet:  # noqa: ARG001  every source has these arguments

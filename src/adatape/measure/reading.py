@@ -15,7 +15,6 @@ from adatape.data.batch import Part
 from adatape.data.loaders import Labelled
 from adatape.data.parity import Sequences
 from adatape.data.sets import open_set
-from adatape.measure.spent import spent_macs
 from adatape.models.adaptive import Adaptive
 from adatape.records import Output
 
@@ -119,7 +118,7 @@ def _reads(model: Adaptive, x: Tensor, label: Tensor) -> Reads:
         else (tape.length, tape.index, tape.weight.float())
     )
     certainty = chance.gather(1, label[:, None])[:, 0]
-    row = Reads(label, output.logits.argmax(-1), certainty, spent_macs(model, output), length, taken, weight)
+    row = Reads(label, output.logits.argmax(-1), certainty, model.spent_macs(output), length, taken, weight)
     return Reads(*(column.cpu() for column in row))
 
 

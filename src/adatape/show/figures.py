@@ -75,7 +75,7 @@ def print_figures(folder: Path, device: str, samples: int = 2000, trust: bool = 
                 table.add_row(str(path.relative_to(folder)), what)
     Console().print(table)
     if metrics.damaged:
-        left_out = f"{len(metrics.damaged)} damaged lines of {folder / METRICS} were left out"
+        left_out = f"{folder / METRICS} has damaged lines, left out here: {len(metrics.damaged)}"
         Console().print(left_out, highlight=False, markup=False, soft_wrap=True)
     return {"out": str(done.out), "figures": drawn, "samples": len(reads.label)}
 

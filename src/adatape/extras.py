@@ -1,0 +1,29 @@
+"""Which extra of the package brings a library that only some verbs need."""
+
+from __future__ import annotations
+
+EXTRA_OF = {
+    "tyro": "cli",
+    "rich": "cli",
+    "pydantic": "cli",
+    "sklearn": "train",
+    "scipy": "train",
+    "tensorboard": "train",
+    "webdataset": "train",
+    "fastapi": "serve",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "python_multipart": "serve",
+    "prometheus_client": "serve",
+    "matplotlib": "plot",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
+}
+
+
+def how_to_install(module: str | None) -> str | None:
+    """One line for a module that is not installed; None where it is no part of an extra."""
+    library = (module or "").partition(".")[0]
+    extra = EXTRA_OF.get(library)
+    return extra and f"{library} is not installed; `pip install 'adatape[{extra}]'` brings it"
