@@ -13,11 +13,11 @@ from PIL import Image
 from small_runs import tiny
 
 from adatape.data.parity import Sequences, held_out_set
+from adatape.data.sets import evenly_apart
 from adatape.measure.reading import (
     Reads,
     collect,
     inputs_at,
-    spread,
     spread_batches,
     taken_counts,
     taken_weights,
@@ -111,9 +111,9 @@ def test_a_model_without_a_tape_reads_none() -> None:
 
 
 def test_samples_are_spread_over_a_sorted_set() -> None:
-    assert spread(10, 4).tolist() == [0, 2, 5, 7]
-    assert spread(3, 10).tolist() == [0, 1, 2]
-    assert len(np.unique(spread(50_000, 2000))) == 2000
+    assert evenly_apart(10, 4).tolist() == [0, 2, 5, 7]
+    assert evenly_apart(3, 10).tolist() == [0, 1, 2]
+    assert len(np.unique(evenly_apart(50_000, 2000))) == 2000
     with pytest.raises(ValueError, match="samples is 0; it must be at least 1"):
         spread_batches(tiny(), 0, CPU)
 
