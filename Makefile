@@ -2,10 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-LONG := $(addprefix tests/test_,faults.py inputs.py resume.py kernels.py ddp.py checkpoint.py saved.py identity.py lock.py damage.py)
+LONG := $(addprefix tests/test_,faults.py inputs.py resume.py kernels.py ddp.py checkpoint.py saved.py identity.py lock.py damage.py scripts.py)
 DEMO := tests/test_commands.py::test_the_demo_solves_parity_while_the_transformer_does_not
 
-.PHONY: demo test test-long test-faults lint clean
+.PHONY: demo test test-long test-faults lint tables clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -20,6 +20,11 @@ test-long: $(READY)
 	ADATAPE_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(LONG) $(DEMO)
 
 test-faults: test-long
+
+# The docs' tables and pictures, from the files under results/.
+tables: $(READY)
+	$(BIN)/python research/tables.py --write
+	$(BIN)/python research/pictures.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

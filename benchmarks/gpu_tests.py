@@ -8,12 +8,14 @@ part of a hash. Everything that pytest says goes to the file of the same name wi
 
 from __future__ import annotations
 
+import argparse
 import ast
 import hashlib
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -54,19 +56,22 @@ def summary(said: str) -> dict[str, object]:
     }
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     from adatape.train.folder import environment
 
-    out = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", default="cuda")
+    arguments = parser.parse_args(given)
+    out: Path = arguments.out
     ran = kernels()
     with out.with_suffix(".txt").open("w") as said:
         subprocess.run([sys.executable, *PYTEST], cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, check=False)
-    told = (
-        out.with_suffix(".txt").read_text().replace(f"{ROOT}/", "")
-    )  # a log for others names no folder of this machine
+    # A log for others names no folder of this machine.
+    told = out.with_suffix(".txt").read_text().replace(f"{ROOT}/", "")
     out.with_suffix(".txt").write_text(told)
     found = summary(told)
-    out.write_text(json.dumps({**found, "kernels": ran, "environment": environment("cuda")}, indent=2) + "\n")
+    out.write_text(json.dumps({**found, "kernels": ran, "environment": environment(arguments.device)}, indent=2) + "\n")
     print(json.dumps(found))
 
 

@@ -1,6 +1,6 @@
 """How quickly JPEGs of ImageNet's size are decoded and varied, beside torchvision's own pipeline.
 
-    python benchmarks/loader.py results/loader.json --workers 2
+    python benchmarks/loader.py results/loader.jsonl --workers 2
 
 Both decode with PIL, crop, flip and apply two operations of RandAugment, in a DataLoader of the same settings, in
 turns; torchvision's resize also smooths, and its operations are not quite ours. With workers the figure is images per
@@ -9,13 +9,11 @@ second of the clock; with `--workers 0` it is per second of processor time, whic
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import PIL
 import torch
 import torchvision
 from PIL import Image
+from record import add_rows, parser_of, settings_of
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -33,7 +32,6 @@ from adatape.data.batch import Part
 from adatape.data.images import open_images
 from adatape.data.loaders import PREFETCHED, DecodingLoader
 from adatape.data.sampler import Order
-from adatape.train.folder import environment
 
 SIZE, AREA, OPERATIONS, MAGNITUDE = 224, (0.05, 1.0), 2, 10
 WIDTH, HEIGHT = 500, 375
@@ -98,15 +96,14 @@ def rate(batches: Iterator[Any], batch: int, count: int, warm_up: int, clock: Ca
     return batch * count / (clock() - began)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
+def main(given: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--images", type=int, default=400)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--batches", type=int, default=12, help="timed in each round")
     parser.add_argument("--rounds", type=int, default=5)
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(given)
     torch.set_num_threads(1)
     clock = time.perf_counter if chosen.workers else time.process_time
     rates: dict[str, list[float]] = {"adatape": [], "torchvision": []}
@@ -119,20 +116,15 @@ def main() -> None:
     medians = {who: statistics.median(found) for who, found in rates.items()}
     ratio = statistics.median(a / b for a, b in zip(*rates.values(), strict=True))
     row = {
+        "case": f"{chosen.workers} workers",
         "images_per_second": medians,
         "ratio": ratio,
         "rounds": rates,
         "clock": "wall" if chosen.workers else "processor",
         "jpeg_bytes": size,
-        "settings": {name: value for name, value in vars(chosen).items() if name != "out"},
-        "environment": {
-            **environment("cpu"),
-            "torchvision": torchvision.__version__,
-            "pillow": PIL.__version__,
-        },
+        "settings": settings_of(chosen),
     }
-    chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    chosen.out.write_text(json.dumps(row, indent=1) + "\n")
+    add_rows(chosen.out, [row], "cpu", torchvision=torchvision.__version__, pillow=PIL.__version__)
     print(f"{medians['adatape']:.1f} images/s, torchvision {medians['torchvision']:.1f}: {100 * ratio:.0f} %")
 
 

@@ -1,17 +1,16 @@
 """What reading takes by itself: 10 tokens of 5 merged each, from banks of several sizes, for several batches.
 
-python benchmarks/reader.py results/speed/reader.json                   on a GPU, compiled, replayed as CUDA graphs
-python benchmarks/reader.py /tmp/reader.json --device cpu --batch 1 --width 192        anywhere
+python benchmarks/reader.py results/reader.jsonl                        on a GPU, compiled, replayed as CUDA graphs
+python benchmarks/reader.py /tmp/reader.jsonl --device cpu --batch 1 --width 192        anywhere
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
+from record import add_rows, parser_of
 from torch import Tensor
 
 from adatape.banks import Bank, InputBank, LearnedBank
@@ -19,7 +18,6 @@ from adatape.config import Reading
 from adatape.graph import WARM_UP_CALLS, captured
 from adatape.measure.speed import repeats_within, seconds_per_call
 from adatape.reader import TapeReader
-from adatape.train.folder import environment
 
 ROUNDS, SECONDS = 9, 0.05
 
@@ -47,22 +45,21 @@ def microseconds(bank: Bank, width: int, batch: int, device: str) -> float:
     return 1e6 * statistics.median(seconds_per_call(call, repeats, wait) for _ in range(ROUNDS))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
+def main(given: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 256])
+    parser.add_argument("--sizes", type=int, nargs="*", default=[10_000, 100_000], help="of learnable banks")
     parser.add_argument("--device", default="cuda")
-    arguments = parser.parse_args()
-    width, rows = arguments.width, []
-    banks = {f"learnable, {size:,}": LearnedBank(size, width) for size in (10_000, 100_000)}
+    arguments = parser.parse_args(given)
+    width = arguments.width
+    banks = {f"learnable, {size:,}": LearnedBank(size, width) for size in arguments.sizes}
     for name, bank in {**banks, "input, 784": InputBank(width)}.items():
         for batch in arguments.batch:
             took = microseconds(bank, width, batch, arguments.device)
-            rows.append({"bank": name, "width": width, "batch": batch, "microseconds": round(took, 1)})
+            row = {"bank": name, "width": width, "batch": batch, "microseconds": round(took, 1)}
+            add_rows(arguments.out, [{"case": f"{name}, batch {batch}", **row}], arguments.device)
             print(f"{name:20} batch {batch:4} {took:10.1f} µs", flush=True)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"environment": environment(arguments.device), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     adatape train digits --out /tmp/digits
     adatape train digits --system plainvit --epochs 5 --out /tmp/plain
-    python benchmarks/serve.py results/serve.json --adatape /tmp/digits --plain /tmp/plain
+    python benchmarks/serve.py results/serve.jsonl --adatape /tmp/digits --plain /tmp/plain
 
 Each server is a process of its own. Clients ask one image at a time and the next as soon as they are answered, in one
 process of httpx, which takes a core for itself; on two cores it is often what limits the figures. Servers take turns
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import re
@@ -23,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,10 +30,11 @@ from typing import Any, NamedTuple
 import fastapi
 import httpx
 import uvicorn
+from record import Row, add_rows, parser_of, settings_of
 
 from adatape.config import Images
 from adatape.data.images import open_images
-from adatape.train.folder import environment, load_config
+from adatape.train.folder import load_config
 
 SERVER = "import sys; from pathlib import Path; from adatape.show.serve import serve; serve(Path(sys.argv[1]), port=0)"
 WARM_UP, DIFFERENT = 0.5, 64
@@ -91,7 +91,12 @@ def bodies(folder: Path, budget: dict[str, str]) -> list[tuple[bytes, dict[str, 
 
 
 async def keep_asking(
-    client: httpx.AsyncClient, forms: list[Any], draws: random.Random, end: float, taken: list[tuple[int, float]]
+    client: httpx.AsyncClient,
+    forms: list[Any],
+    draws: random.Random,
+    end: float,
+    taken: list[tuple[int, float]],
+    pause: float,
 ) -> None:
     while (began := time.perf_counter()) < end:
         content, headers = draws.choice(forms)
@@ -100,10 +105,12 @@ async def keep_asking(
         except httpx.HTTPError:
             status = 0
         taken.append((status, time.perf_counter() - began))
+        if pause:
+            await asyncio.sleep(pause * 2 * draws.random())
 
 
-async def load(address: str, forms: list[Any], clients: int, seconds: float) -> dict[str, Any]:
-    """Closed loop: so many clients, each with one request under way."""
+async def load(address: str, forms: list[Any], clients: int, seconds: float, pause: float = 0) -> dict[str, Any]:
+    """Closed loop: so many clients, each with one request under way, or pausing so many seconds in the mean."""
     async with AsyncExitStack() as stack:
         # A client each: one pool of many connections is searched for every request.
         own = [httpx.AsyncClient(base_url=address, timeout=30, verify=NO_TLS) for _ in range(clients)]
@@ -112,7 +119,9 @@ async def load(address: str, forms: list[Any], clients: int, seconds: float) -> 
         for length in (WARM_UP, seconds):
             taken: list[tuple[int, float]] = []
             began = time.perf_counter()
-            asking = (keep_asking(each, forms, random.Random(n), began + length, taken) for n, each in enumerate(own))
+            asking = (
+                keep_asking(each, forms, random.Random(n), began + length, taken, pause) for n, each in enumerate(own)
+            )
             await asyncio.gather(*asking)
             took = time.perf_counter() - began
     statuses = Counter(str(status) for status, _ in taken)
@@ -136,16 +145,7 @@ def middle(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return {**medians, "errors": sum(each["errors"] for each in rounds), "rounds": rounds}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--adatape", type=Path, required=True, help="run folder")
-    parser.add_argument("--plain", type=Path, required=True, help="run folder")
-    parser.add_argument("--clients", default="1,16,64")
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1, help="of the server's model")
-    chosen = parser.parse_args()
+def measure(chosen: argparse.Namespace) -> list[Row]:
     folders = {"adatape": chosen.adatape, "plain": chosen.plain}
     counts = [int(count) for count in chosen.clients.split(",")]
     found: dict[tuple[str, int], list[dict[str, Any]]] = {(each.name, n): [] for each in LOADS for n in counts}
@@ -161,23 +161,27 @@ def main() -> None:
                     row = asyncio.run(load(places[each.server], forms[each.name], n, chosen.seconds))
                     found[each.name, n].append(row)
         models = {name: httpx.get(f"{address}/v1/model").json() for name, address in places.items()}
-    rows = [{"load": name, "clients": n, **middle(rounds)} for (name, n), rounds in found.items()]
-    written = {
-        "rows": rows,
-        "models": {name: {key: model[key] for key in ("name", "parameters", "accuracy", "latency_ms")}
-                   for name, model in models.items()},
-        "settings": {name: str(value) for name, value in vars(chosen).items()},
-        "environment": {
-            **environment("cpu"),
-            "cores": os.cpu_count(),
-            "load_average": os.getloadavg(),
-            "fastapi": fastapi.__version__,
-            "uvicorn": uvicorn.__version__,
-            "httpx": httpx.__version__,
-        },
-    }  # fmt: skip
-    chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    chosen.out.write_text(json.dumps(written, indent=1) + "\n")
+    told = {name: {key: model[key] for key in ("name", "parameters", "accuracy", "latency_ms")}
+            for name, model in models.items()}  # fmt: skip
+    more = {"models": told, "settings": settings_of(chosen)}
+    return [
+        {"case": f"{name}, clients {n}", "load": name, "clients": n, **middle(rounds), **more}
+        for (name, n), rounds in found.items()
+    ]
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--adatape", type=Path, required=True, help="run folder")
+    parser.add_argument("--plain", type=Path, required=True, help="run folder")
+    parser.add_argument("--clients", default="1,16,64")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="of the server's model")
+    chosen = parser.parse_args(given)
+    rows = measure(chosen)
+    versions = {"fastapi": fastapi.__version__, "uvicorn": uvicorn.__version__, "httpx": httpx.__version__}
+    add_rows(chosen.out, rows, "cpu", cores=os.cpu_count(), load_average=os.getloadavg(), **versions)
     for row in rows:
         print(
             f"{row['load']:18} {row['clients']:3} clients  {row['requests_per_second']:7.1f}/s  "

@@ -1,7 +1,7 @@
 """The table of docs/performance.md on a GPU: each comparison compiled ahead by parallel processes, then timed alone.
 
-    python benchmarks/speed_table.py results/speed/h200.json                       all of it, about half an hour
-    python benchmarks/speed_table.py results/speed/h200.json --only b32 large      parts of it, merged into the file
+    python benchmarks/speed_table.py results/speed.jsonl                       all of it, about half an hour
+    python benchmarks/speed_table.py results/speed.jsonl --only b32 large      parts of it, merged into the file
 
 Compiling takes most of the time and no GPU, so `--jobs` processes fill inductor's cache at once; `adatape bench` then
 finds everything there. What was timed is in the file after every comparison, so an interrupted call loses one.
@@ -11,16 +11,23 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from record import Row, add_rows
 
 from adatape.measure.sides import How, build_side
-from adatape.show.bench import reference_of, spec_of
+from adatape.show.bench import Spec, reference_of, spec_of
+
+OF_ENVIRONMENT = ("hardware", "torch", "commit", "date")  # which every row has under that name
 
 
 class Part(NamedTuple):
@@ -72,15 +79,33 @@ def sides(part: Part) -> list[tuple[str, str, int]]:
     return sorted(itertools.product(models, part.modes, part.batches))
 
 
-def main() -> None:
+def case_of(row: Row) -> str:
+    """What tells one comparison from another."""
+    how = [row["mode"], f"batch {row['batch']}", row["device"]]
+    how += ["compiled"] * (row["compile"] != "none") + ["graphs"] * bool(row["graphs"]) + ["data"] * bool(row["data"])
+    return " ".join([str(Spec(row["model"], row["options"])), *how])
+
+
+def timed(given: Sequence[str]) -> list[Row]:
+    """What `adatape bench` measures with these arguments, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.json"
+        command = [sys.executable, "-m", "adatape", "bench", *given, "--out", str(out)]
+        subprocess.run(command, check=False)
+        rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.is_file() else []
+    figures = [{name: value for name, value in row.items() if name not in OF_ENVIRONMENT} for row in rows]
+    return [{"case": case_of(row), **row} for row in figures]
+
+
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", nargs="?")
+    parser.add_argument("out", type=Path, nargs="?", help="a JSONL file; the row of a case replaces an earlier one")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--rounds", default="9")
     parser.add_argument("--seconds", default="0.5")
     parser.add_argument("--side", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "adatape-inductor"))
     if arguments.side:
         return build(*arguments.side)
@@ -91,9 +116,9 @@ def main() -> None:
         list(pool.map(warm, dict.fromkeys(side for part in chosen for side in sides(part))))
     turns = [(part, mode, batch) for part in chosen for mode in part.modes for batch in part.batches]
     for part, mode, batch in turns:
-        given = [*part.models, "--mode", mode, "--batch", str(batch), "--graphs", "on", *part.extra]
-        timing = ["--rounds", arguments.rounds, "--seconds", arguments.seconds, "--out", arguments.out]
-        subprocess.run([sys.executable, "-m", "adatape", "bench", *given, *timing], check=False)
+        how = ["--mode", mode, "--batch", str(batch), "--graphs", "on", *part.extra]
+        timing = ["--rounds", arguments.rounds, "--seconds", arguments.seconds]
+        add_rows(arguments.out, timed([*part.models, *how, *timing]), "cuda")
     return None
 
 

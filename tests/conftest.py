@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+from small_runs import Forks
+
+sys.path.append(str(Path(__file__).parents[1] / "research"))  # scripts that import the package and one another
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
@@ -27,6 +32,14 @@ def one_order_of_sums() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """Training processes at once: one that has imported torch, and its copies."""
+    server = Forks(tmp_path_factory.mktemp("said"))
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

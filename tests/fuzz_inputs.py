@@ -56,7 +56,7 @@ ODD_OPTIONS = {
     "query_width": [0, -1, 10**6],
     "layer": [-1, 5, 10**9],
     "tape_ffn": ["foo", "blocks", 3],
-    "reader": ["foo", "selective", "parallel", "fixed", "act", 3],
+    "reader": ["foo", "parallel", "fixed", "act", 3],
     "nonsense": [1],
 }
 # Verbs that read a run folder, with how often each is tried; drawing and exporting take their time.
@@ -205,7 +205,7 @@ def odd_command(config: Path, draw: random.Random) -> list[str]:
     nonsense = [verb, *(draw.choice(["--x", "--json", value, "--out", "--help"]) for _ in range(draw.randrange(3)))]
     if verb in ("demo", "models", "recipes", "serve", "bench"):  # these have something to do without a word more
         nonsense = [verb, "--x", value]
-    sweeping = ["sweep", str(config), "--out", "made", "--together", value, "--over", "seed=0,1"]
+    sweeping = ["sweep", str(config), "--out", "made", "--over", "seed=0,1"]
     demo = ["demo", "--out", "made", "--seed", draw.choice(["-1", "x", "1.5", str(10**30)])]
     missing = [draw.choice([*VERBS]), draw.choice(["nowhere", "", "/dev/null", str(config)])]
     kinds = [replay, replay, replay, over, [*started, *given], cost, bench, nonsense, sweeping, demo, missing]

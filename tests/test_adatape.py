@@ -63,7 +63,7 @@ def test_defaults_are_the_papers(bank: str) -> None:
     assert base.bank.size == (784 if bank == "input" else 10_000)
     assert (base.vit.cls_token is None) == (bank == "input")
     assert (reading.noise, reading.hide) == ((0.0, 0.0) if bank == "input" else (0.01, 0.1))
-    assert (base.layer, base.query, base.global_pool) == (
+    assert (base.join.layer, base.query, base.global_pool) == (
         1,
         *(("mean", "avg") if bank == "input" else ("token", "token")),
     )

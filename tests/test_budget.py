@@ -17,7 +17,6 @@ from adatape.measure.budget import (
     Point,
     Target,
     apply_budget,
-    budgeted,
     choose,
     frontier,
     grid,
@@ -160,7 +159,7 @@ def test_a_threshold_beyond_the_trained_one_warns() -> None:
 
 @pytest.mark.parametrize("family", BUDGETED)
 def test_every_setting_of_a_search_is_one_that_the_model_takes(family: str) -> None:
-    model, x = budgeted(build_for(tiny(family))), IMAGES
+    model, x = build_for(tiny(family)), IMAGES
     if family.startswith("parity"):
         x = torch.randint(-1, 2, (6, 8))
     with warnings.catch_warnings():
@@ -182,7 +181,7 @@ def test_a_model_without_a_budget_is_refused_with_the_reason(family: str, why: s
 
 
 def test_timing_leaves_the_first_round_out_and_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, turns = budgeted(build_for(tiny())), []
+    model, turns = build_for(tiny()), []
 
     def fake(model, _) -> float:
         turns.append(model.reader.steps)

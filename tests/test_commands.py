@@ -85,10 +85,9 @@ def test_a_run_folder_replays_to_the_same_weights(here: Path, capsys: pytest.Cap
     assert last_json(capsys)["length_mean"] == pytest.approx(8, abs=1)
 
 
-@pytest.mark.parametrize("together", ["", " --together 2 --over stop_at=null"])
-def test_a_sweep_runs_every_combination(here: Path, capsys: pytest.CaptureFixture[str], together: str) -> None:
+def test_a_sweep_runs_every_combination(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     over = ["--over", "reader.norm_scale=0.3,1.0", "--over", "seed=0,1"]
-    options = "--length 8 --steps 2 --device cpu --json --out runs/s" + together
+    options = "--length 8 --steps 2 --device cpu --json --out runs/s"
     cli.main(["sweep", "parity-small", *options.split(), *over])
     rows = last_json(capsys)["rows"]
     assert [(row["reader.norm_scale"], row["seed"]) for row in rows] == [(0.3, 0), (0.3, 1), (1.0, 0), (1.0, 1)]

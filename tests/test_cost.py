@@ -33,6 +33,8 @@ OPTIONS = [
     {"tape_ffn": "append+blocks"},
     {"tape_ffn": "none", "layer": 3},
     {"tape_ffn": "append+blocks", "layer": 0, "reg_tokens": 2},
+    {"gate": True},
+    {"gate": True, "tape_ffn": "append+blocks", "bank": "learn", "bank_size": 300},
     {"reader": "parallel"},
     {"reader": "fixed"},
     {"reader": "act"},

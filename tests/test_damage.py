@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from small_runs import LONG, fingerprint, tiny
 
+from adatape import cli
 from adatape.show.figures import print_figures
 from adatape.train.journal import DAMAGED, METRICS, Journal, read_metrics
 from adatape.train.run import run
@@ -83,7 +85,9 @@ def test_a_flipped_bit_in_the_log_never_stops_a_resume(interrupted: Path, undist
         assert not left.damaged
         aside = (out / DAMAGED).read_bytes().splitlines() if (out / DAMAGED).exists() else []
         assert len(said) == bool(aside)
-        assert all(f"{len(aside)} damaged lines of {out / METRICS} were set aside" in line for line in said)
+        assert all(
+            line == f"{out / METRICS} has damaged lines, set aside in {out / DAMAGED}: {len(aside)}" for line in said
+        )
         assert set(aside) <= set(damaged.split(b"\n"))
         told += bool(aside)
     assert told > FLIPS // 4
@@ -119,7 +123,7 @@ def test_lines_of_any_kind_are_set_aside_as_they_are(tmp_path: Path) -> None:
     Journal(tmp_path, 9, said.append).close()
     assert (tmp_path / DAMAGED).read_bytes().split(b"\n")[:-1] == ODD_LINES
     assert (tmp_path / METRICS).read_bytes() == good + b"\n" + good + b"\n"
-    assert said == [f"{len(ODD_LINES)} damaged lines of {tmp_path / METRICS} were set aside in {tmp_path / DAMAGED}"]
+    assert said == [f"{tmp_path / METRICS} has damaged lines, set aside in {tmp_path / DAMAGED}: {len(ODD_LINES)}"]
     Journal(tmp_path, 9, pytest.fail).close()
 
 
@@ -141,7 +145,7 @@ ODD_FIGURES = [
 ]
 
 
-@pytest.mark.parametrize("family", ["adatape", "parity adatape"])
+@pytest.mark.parametrize("family", ["adatape", "parity adatape"] if LONG else ["parity adatape"])
 def test_figures_of_a_damaged_log_are_drawn_and_the_damage_is_counted_once(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +156,90 @@ def test_figures_of_a_damaged_log_are_drawn_and_the_damage_is_counted_once(
     before = (out / METRICS).read_bytes()
     made = print_figures(out, "cpu", samples=20)
     assert "training" in made["figures"]
-    assert f"{len(ODD_LINES)} damaged lines of {out / METRICS} were left out" in capsys.readouterr().out
+    assert f"{out / METRICS} has damaged lines, left out here: {len(ODD_LINES)}" in capsys.readouterr().out
     assert (out / METRICS).read_bytes() == before
     assert not (out / DAMAGED).exists()
+
+
+def put(content: bytes) -> Callable[[Path], None]:
+    def harm(path: Path) -> None:
+        path.write_bytes(content)
+
+    return harm
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    path.write_bytes(flipped(path.read_bytes(), random.Random(path.name)))
+
+
+def in_place(make: Callable[[Path], None]) -> Callable[[Path], None]:
+    def harm(path: Path) -> None:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        make(path)
+
+    return harm
+
+
+HARM: dict[str, Callable[[Path], None]] = {
+    "cut": cut,
+    "flipped": flip,
+    "empty": put(b""),
+    "no text": put(b"\xff\xfe\x00"),
+    "null": put(b"null"),
+    "a list": put(b"[]"),
+    "an object": put(b"{}"),
+    "gone": in_place(lambda _: None),
+    "a folder": in_place(Path.mkdir),
+    "a pipe": in_place(os.mkfifo),
+    "a link to itself": in_place(lambda path: path.symlink_to(path.name)),
+}
+STEP = "checkpoints/step-00000005"
+HARMED = [METRICS, "tensorboard/*", f"{STEP}/.metadata", f"{STEP}/__0_0.distcp", f"{STEP}/manifest.json"]
+WHOLE_FOLDERS = ["tensorboard", "checkpoints", STEP]
+
+
+def outcome(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What is said on stderr: nothing, or the one line of a command that ends with code 2."""
+    code = 0
+    try:
+        cli.main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    said = capsys.readouterr().err.splitlines()
+    assert (code, len(said)) in ((0, 0), (2, 1)), (code, said)
+    return said
+
+
+@pytest.mark.parametrize("harm", HARM if LONG else ["cut", "a folder", "a pipe"])
+@pytest.mark.parametrize("name", HARMED if LONG else HARMED[:2])
+def test_a_harmed_file_of_a_run_stops_neither_its_resume_nor_its_readers(
+    name: str, harm: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint before it is there, and nothing else is needed to go on."""
+    out = shutil.copytree(undisturbed, tmp_path / "run")
+    HARM[harm](next(out.glob(name)))
+    assert outcome(["report", str(out), "--out", str(tmp_path / "report.html")], capsys) == []
+    if LONG:
+        assert outcome(["eval", str(out), "--device", "cpu"], capsys) == []
+    (out / "result.json").unlink()
+    if name == METRICS and harm == "a folder":
+        assert METRICS in outcome(["train", str(out), "--device", "cpu"], capsys)[0]
+        return
+    assert outcome(["train", str(out), "--device", "cpu"], capsys) == []
+    assert fingerprint(out) == fingerprint(undisturbed)
+
+
+@pytest.mark.parametrize("harm", ["gone", "a pipe", "a link to itself"] if LONG else ["a pipe"])
+@pytest.mark.parametrize("name", WHOLE_FOLDERS)
+def test_a_folder_of_a_run_that_is_no_folder_is_named_or_not_needed(
+    name: str, harm: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shutil.copytree(undisturbed, tmp_path / "run")
+    HARM[harm](out / name)
+    (out / "result.json").unlink()
+    said = outcome(["train", str(out), "--device", "cpu"], capsys)
+    assert all(str(out / name) in line for line in said), said

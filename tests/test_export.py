@@ -20,6 +20,7 @@ from adatape.export import SUFFIX, Exported, arguments, export_model, export_run
 from adatape.models import PonderNet
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
+from adatape.models.join import TapeJoin
 from adatape.show.export import print_export
 from adatape.train.folder import load_run, prepare
 from adatape.train.task import build_for
@@ -38,7 +39,6 @@ MODELS = {
     "input": ImageModel(TINY, {**TAPE, "tape_ffn": "append+blocks"}),
     "learn": ImageModel(TINY, {**TAPE, "bank": "learn"}),
     "wrapped": ImageModel("vit_tiny_patch16_224", {**VIT, "reg_tokens": 1}, wrap={"patch": 4, **READING}),
-    "echoing": ImageModel(TINY, {**TAPE, "depth": 3, "still": 1, "layer": 0, "echo": True}),
     "plain": ImageModel("plainvit_tiny_patch16_224", VIT),
     "parity": SequenceModel(width=32, depth=2, heads=2, reading=Reading(**READING)),  # type: ignore[arg-type]
 }
@@ -164,7 +164,7 @@ def twins() -> AdaTape:
     """A model whose bank tokens come in pairs that score alike and are not alike."""
     vit = timm.create_model("vit_tiny_patch16_224", img_size=SIZE, num_classes=3, **{**VIT, "depth": 1})
     bank = LearnedBank(24, 32)
-    model = lively(AdaTape(vit, bank, Reading(**{**READING, "steps": 2, "merge": 3}, norm=False), layer=0))  # type: ignore[arg-type]
+    model = lively(AdaTape(vit, bank, Reading(**{**READING, "steps": 2, "merge": 3}, norm=False), TapeJoin(layer=0)))  # type: ignore[arg-type]
     with torch.no_grad():
         bank.tokens[12:, :16] = bank.tokens[:12, :16]
     return model  # type: ignore[return-value]

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from adatape import cli
 from adatape.data.batch import Batch
-from adatape.train import loop
+from adatape.models.adaptive import Adaptive
 from adatape.train.checkpoint import checkpoints
 from adatape.train.journal import Journal
 from adatape.train.loop import Trainer
@@ -51,13 +51,6 @@ KILLS, RUNS = (100, 10) if LONG else (3, 1)
 
 
 pytestmark = pytest.mark.usefixtures("one_order_of_sums")
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    server = Forks(tmp_path_factory.mktemp("said"))
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")
@@ -375,12 +368,12 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> list[str]:
 
 def poison_loss(trainer: Trainer, bad: Callable[[int], bool], patch: pytest.MonkeyPatch, value: float) -> None:
     """Added to the loss, it leaves the gradient finite."""
-    plain = loop.total_loss
+    plain = trainer.model.loss
 
     def total(*given: Any) -> Tensor:
         return plain(*given) + (value if bad(trainer.step) else 0.0)
 
-    patch.setattr(loop, "total_loss", total)
+    patch.setattr(trainer.model, "loss", total)
 
 
 def poison_gradient(trainer: Trainer, bad: Callable[[int], bool], patch: pytest.MonkeyPatch, value: float) -> None:  # noqa: ARG001
@@ -502,7 +495,7 @@ def said_by(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_bad_numbers_end_the_command_with_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(loop, "total_loss", lambda output, *_: output.logits.sum() * math.nan)
+    monkeypatch.setattr(Adaptive, "loss", lambda _, output, *__: output.logits.sum() * math.nan)
     assert "not finite in the 2 steps" in said_by(command(tmp_path / "run", 9, engine__bad_steps=2), capsys)
 
 

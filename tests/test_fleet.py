@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from fleet import Fleet, _room_for, fleets, main, run_together
 from safetensors.torch import load_file
 from small_runs import tiny
 
-from adatape.train.fleet import Fleet, _room_for, fleets, run_together
+from adatape.config import to_dict
 from adatape.train.folder import WEIGHTS
 from adatape.train.loop import Stats
 from adatape.train.run import Record, run
@@ -118,3 +119,13 @@ def test_dynamo_has_room_for_all_of_a_fleet() -> None:
             assert config.recompile_limit >= 24
         with _room_for([tiny("plainvit")] * 12):
             assert config.recompile_limit == 8
+
+
+def test_a_sweep_trains_every_combination_side_by_side(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(to_dict(tiny("plainvit", steps=2))))
+    given = ["--over", "seed=0,1", "--over", "optimizer.lr=0.1,0.01", "--together", "2", "--device", "cpu"]
+    main([str(config), *given, "--out", str(tmp_path / "runs")])
+    rows = json.loads((tmp_path / "runs" / "sweep.json").read_text())
+    assert [(row["seed"], row["optimizer.lr"]) for row in rows] == [(0, 0.1), (0, 0.01), (1, 0.1), (1, 0.01)]
+    assert all(row["steps"] == 2 for row in rows)

@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "adatape"
 # Left to right only; names in one group may use each other. `config` and `recipes` are free of torch.
 ORDER = [
-    {"config", "extras", "validation"},
+    {"config", "dropped", "extras", "validation"},
     {"records"},
-    {"atr", "act", "layout", "ragged", "keyed", "graph", "patches"},
-    {"banks", "kernels", "reader", "selective", "ablation"},
+    {"atr", "act", "layout", "ragged", "keyed", "graph", "patches", "macs", "losses"},
+    {"banks", "kernels", "reader", "ablation"},
     {"encoder"},
     {"models"},
     {"data"},
@@ -53,11 +53,37 @@ def test_imports_run_one_way(path: Path) -> None:
             assert RANK[room_of(module)] <= RANK[room], f"{path.name} imports {module}"
 
 
+def test_the_package_imports_neither_research_nor_benchmarks() -> None:
+    """They are started as scripts, so their modules have no package: any of their names would be theirs."""
+    outside = {path.stem for folder in ("research", "benchmarks") for path in (ROOT / folder).rglob("*.py")}
+    outside |= {"research", "benchmarks"}
+    for path in SOURCE.rglob("*.py"):
+        found = {module.split(".")[0] for module in imports_of(path)} & outside
+        assert not found, f"{path.relative_to(SOURCE)} imports {found}"
+
+
 @pytest.mark.parametrize("path", [SOURCE / "config.py", SOURCE / "cli.py", *sorted((SOURCE / "recipes").glob("*.py"))])
 def test_what_must_answer_at_once_imports_no_torch(path: Path) -> None:
     tree = ast.parse(path.read_text())
     top = {name for node in tree.body for name in imports_of_node(node)}
     assert not {name.split(".")[0] for name in top} & {"torch", "timm", "matplotlib", "pydantic"}
+
+
+def test_the_package_imports_nothing_of_research() -> None:
+    scripts = {path.stem for path in (ROOT / "research").rglob("*.py")} | {"research"}
+    for path in SOURCE.rglob("*.py"):
+        assert not {module.split(".")[0] for module in imports_of(path)} & scripts, path
+
+
+def test_outside_models_nobody_asks_whether_a_model_is_an_adatape() -> None:
+    """What differs from model to model is a method of their base class."""
+    for path in SOURCE.rglob("*.py"):
+        if "models" not in path.relative_to(SOURCE).parts:
+            assert "adatape.models.adatape" not in imports_of(path), path
+
+
+def test_the_papers_model_is_short() -> None:
+    assert len((SOURCE / "models" / "adatape.py").read_text().splitlines()) <= 200
 
 
 def imports_of_node(node: ast.stmt) -> set[str]:
@@ -94,7 +120,7 @@ def definitions(path: Path) -> set[str]:
 
 def test_the_papers_map_points_at_things_that_exist() -> None:
     pointers = re.findall(
-        r"`((?:src|tests|benchmarks)/[\w/.]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "paper.md").read_text()
+        r"`((?:src|tests|benchmarks|research)/[\w/.]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "paper.md").read_text()
     )
     assert len(pointers) > 30
     for file, name in pointers:

@@ -18,10 +18,11 @@ from adatape.config import Augment, Engine, Experiment, ImageModel, Images, Opti
 from adatape.data.batch import Batch, Part
 from adatape.data.images import open_images
 from adatape.data.imageset import Pixels
-from adatape.data.loaders import MIX, DecodingLoader, ResidentLoader, even_chunks, labelled_images
+from adatape.data.loaders import MIX, DecodingLoader, ResidentLoader, even_chunks
 from adatape.data.mixing import draw_mixing
 from adatape.data.sampler import Order
-from adatape.data.shard_loader import ShardLoader, labelled_set
+from adatape.data.sets import open_set
+from adatape.data.shard_loader import ShardLoader
 from adatape.data.shards import write_shards
 from adatape.keyed import key_of
 from adatape.train.loop import Trainer
@@ -116,8 +117,8 @@ def test_repeats_show_an_image_that_often_in_a_batch_of_shards(shards: str) -> N
 @pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 2), (2, 0), (3, 2), (4, 0)])
 def test_test_shards_are_scored_once_each_by_any_number_of_processes(shards: str, world: int, workers: int) -> None:
     data = sharded(shards, PLAIN)
-    one = list(labelled_set(data, "test", 100, Part(), CPU))
-    parts = [list(labelled_set(data, "test", 4, Part(rank, world), CPU, workers)) for rank in range(world)]
+    one = list(open_set(data, "test").scored(100, Part(), CPU))
+    parts = [list(open_set(data, "test").scored(4, Part(rank, world), CPU, workers)) for rank in range(world)]
     assert len({len(part) for part in parts}) == 1, "sharded weights are gathered at every batch"
     for field in range(2):
         assert torch.equal(torch.cat([each[field] for part in parts for each in part]), one[0][field])
@@ -243,7 +244,7 @@ def test_unreadable_test_images_end_a_score_too(tmp_path: Path) -> None:
     for file in sorted((tmp_path / "set" / "test" / "a").iterdir())[:2]:
         file.write_bytes(b"")
     with pytest.raises(ValueError, match="2 of 12 images could not be read"):
-        list(labelled_images(open_images(data, "test"), 8, 12, Part(), CPU, broken=data.broken))
+        list(open_set(data, "test").scored(12, Part(), CPU))
 
 
 @pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])

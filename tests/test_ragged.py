@@ -17,8 +17,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import adatape.models  # noqa: F401  registers the models
 from adatape import ragged
-from adatape.layout import buckets, everything, key_mask, pack, packing, tape_rows, unpack
+from adatape.layout import everything, key_mask, pack, packing, tape_rows, unpack
 from adatape.models import AdaTape
+from adatape.models.execution import buckets
 from adatape.ragged import Packed, Ragged, Tail, aligned_bias
 
 SMALL = {"img_size": 32, "depth": 3, "num_classes": 5, "patch_size": 8, "bank_patch": 4, "bank_size": 80}

@@ -173,12 +173,10 @@ def test_pretrained_weights_come_from_a_file(arrays: str, tmp_path: Path) -> Non
 
 
 def test_words_are_keywords_of_the_recipe_or_fields_of_its_experiment() -> None:
-    text = (
-        "adatape patch=8 bank_patch=4 ponder_weight=0.5 model.options.patch_size=[4,8] model.options.reader=selective"
-    )
+    text = "adatape patch=8 bank_patch=4 ponder_weight=0.5 model.options.patch_size=[4,8] model.options.reader=parallel"
     said = experiment_of(RECIPES["cifar100"], text, path="data", seed=3)
     assert (said.seed, said.ponder_weight) == (3, 0.5)
     assert said.model.options["patch_size"] == [4, 8]
-    assert (said.model.options["bank_patch"], said.model.options["reader"]) == (4, "selective")
+    assert (said.model.options["bank_patch"], said.model.options["reader"]) == (4, "parallel")
     with pytest.raises(ValueError, match="petch is no field"):
         experiment_of(RECIPES["cifar100"], "adatape petch=8", path="data")

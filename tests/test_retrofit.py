@@ -375,3 +375,17 @@ def test_the_registered_name_is_wrap_of_the_backbone() -> None:
     clip = timm.create_model("adatape", backbone="vit_base_patch32_clip_224", depth=2, bank="learn", bank_size=80)
     assert clip.pretrained_cfg["mean"] == timm.get_pretrained_cfg("vit_base_patch32_clip_224").mean
     assert clip.pretrained_cfg["classifier"] == "vit.head"
+
+
+@pytest.mark.parametrize("tape_ffn", ["append", "append+blocks"])
+def test_behind_gates_every_parameter_has_a_gradient(tape_ffn: str) -> None:
+    """Processes that average gradients wait for each of them."""
+    options = {"img_size": 32, "patch_size": 8, "bank_patch": 4, "depth": 3, "num_classes": 5, "steps": 6}
+    model = timm.create_model("adatape_tiny_patch16_224", gate=True, tape_ffn=tape_ffn, **options).train()
+    model(torch.randn(4, 3, 32, 32)).square().sum().backward()
+    assert not [name for name, p in model.named_parameters() if p.grad is None]
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="bankk"):
+        wrap(timm.create_model("vit_tiny_patch16_224", depth=2), bankk="input")

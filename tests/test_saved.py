@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fleet import run_together
 from PIL import Image
 from small_runs import FAMILIES, LONG, tiny, weights_of
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from adatape.data.loaders import fixed_chunks
 from adatape.train import evaluate
 from adatape.train.distributed import whole_state
 from adatape.train.evaluate import score_run
-from adatape.train.fleet import run_together
 from adatape.train.folder import load_config, load_run, prepare, with_budget, write
 from adatape.train.loop import Trainer
 from adatape.train.run import conclude, plain

@@ -7,26 +7,22 @@ from collections.abc import Callable
 import pytest
 import timm
 import torch
+from selective import SelectiveAdaTape, SelectiveReader, build_selective, most_worth, token_bias, wrap_selective
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-import adatape.models
 from adatape.atr import highest
 from adatape.config import Reading
-from adatape.layout import token_bias
 from adatape.measure.cost import cost, total
-from adatape.models import AdaTape
-from adatape.selective import SelectiveReader, most_worth
 
-assert adatape.models
-SMALL = {"img_size": 32, "patch_size": 8, "bank_patch": 4, "depth": 3, "num_classes": 5, "bank_size": 60, "steps": 12}
+SMALL = {"img_size": 32, "patch_size": 8, "bank_patch": 4, "bank_size": 60, "steps": 12}
+SMALL |= {"depth": 3, "embed_dim": 192, "num_heads": 3, "num_classes": 5}
 
 
-def model(bank: str = "input", **options: object) -> AdaTape:
+def model(bank: str = "input", **options: object) -> SelectiveAdaTape:
     torch.manual_seed(0)
-    made = timm.create_model("adatape_tiny_patch16_224", reader="selective", bank=bank, **{**SMALL, **options})
-    return made.eval()
+    return build_selective(bank=bank, **{**SMALL, **options}).eval()  # type: ignore[arg-type]
 
 
 def let_lengths_differ(reader: SelectiveReader, lengths: Callable[[], Tensor]) -> None:
@@ -36,8 +32,8 @@ def let_lengths_differ(reader: SelectiveReader, lengths: Callable[[], Tensor]) -
             reader.need.bias.sub_(0.2)
 
 
-def reader(**fields: object) -> SelectiveReader:
-    return SelectiveReader(16, Reading(**{"steps": 5, "threshold": 5.0, "query_width": 8, **fields}), 30)  # type: ignore[arg-type]
+def reader(floor: float = 0.5, **fields: object) -> SelectiveReader:
+    return SelectiveReader(16, Reading(**{"steps": 5, "threshold": 5.0, "query_width": 8, **fields}), 30, floor)  # type: ignore[arg-type]
 
 
 def test_the_best_are_found_with_the_lowest_place_first_among_equals() -> None:
@@ -172,3 +168,9 @@ def test_budget_zero_is_the_vit() -> None:
     made, images = model(), torch.randn(3, 3, 32, 32)
     made.set_budget(steps=0)
     assert torch.equal(made(images), made.vit(images))
+
+
+def test_a_wrapped_vit_starts_as_itself() -> None:
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=3, num_classes=5).eval()
+    images = torch.randn(3, 3, 32, 32)
+    torch.testing.assert_close(wrap_selective(vit, patch=4, steps=6)(images), vit(images))

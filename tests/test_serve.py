@@ -125,7 +125,7 @@ def inside(app: FastAPI, work: Callable[[httpx.AsyncClient], Any]) -> Any:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=30) as client,
+            httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30) as client,
         ):
             return await work(client)
 
@@ -194,7 +194,7 @@ def test_answers_equal_the_model_called_directly_at_every_budget_and_in_any_mix(
         calls = (client.post("/v1/classify", files=files(*some), data={**form, **budget}) for some, budget in asked)
         return await asyncio.gather(*calls)
 
-    replies = inside(create_app(load_served(folder)), ask_all)
+    replies = inside(create_app(load_served(folder), limits=Limits(queue=600)), ask_all)
     lengths = set()
     for (some, budget), reply in zip(asked, replies, strict=True):
         assert reply.status_code == 200, reply.text
@@ -378,7 +378,7 @@ def test_any_colours_become_the_models(served: Served, mode: str) -> None:
         ({"latency_ms": "0.000001"}, "the least possible here is"),
         ({"latency_ms": "nan"}, "latency_ms is nan"),
         ({"latency_ms": "5", "steps": "1"}, "give it without steps and threshold"),
-        ({"top": "0"}, "top is 0; it must be at least 1"),
+        ({"top": "0"}, "top is 0; it must be 1 to 100"),
         ({"tape": "yes"}, "tape is 'yes'; it must be 0 or 1"),
         ({"stepz": "1"}, "'stepz' is no field; known are image, steps"),
         ({"steps": ["1", "2"]}, "steps is given twice"),
@@ -443,8 +443,8 @@ def test_a_body_that_crosses_the_limit_with_its_last_bytes_is_refused_at_once(se
     async def send(message: Any) -> None:
         told.append(message)
 
-    kind = [(b"content-type", b"multipart/form-data; boundary=x")]
-    scope = {"type": "http", "method": "POST", "path": "/v1/classify", "headers": kind, "query_string": b""}
+    headers = [(b"host", b"localhost"), (b"content-type", b"multipart/form-data; boundary=x")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/classify", "headers": headers, "query_string": b""}
     finished(within(app(scope, receive, send), 5))
     assert told[0]["status"] == 413
 
@@ -541,15 +541,19 @@ def test_shutting_down_answers_what_was_accepted_and_nothing_else(served: Served
     assert batcher.depth == 0
 
 
-def test_while_draining_health_and_work_answer_503(served: Served) -> None:
+def test_while_draining_a_server_lives_but_is_not_ready(served: Served) -> None:
     app = create_app(served)
 
     async def work(client: httpx.AsyncClient) -> list[httpx.Response]:
+        before = await client.get("/readyz")
         app.state.service.batcher.refuse()
-        return [await client.get("/healthz"), await client.post("/v1/classify", files=files(png(drawn(0))))]
+        asked = await client.post("/v1/classify", files=files(png(drawn(0))))
+        return [before, await client.get("/healthz"), await client.get("/readyz"), asked]
 
-    health, refused = inside(app, work)
-    assert (health.status_code, health.json()) == (503, {"status": "draining"})
+    before, health, ready, refused = inside(app, work)
+    assert (before.status_code, before.json()) == (200, {"status": "ready"})
+    assert (health.status_code, health.json()) == (200, {"status": "ok"})
+    assert (ready.status_code, ready.json()) == (503, {"status": "the server is shutting down"})
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
 
@@ -726,9 +730,9 @@ def test_an_answer_is_sent_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert protocols == [socket.IPPROTO_TCP]
 
 
-def test_the_command_listens_warns_and_ends_on_sigterm(folder: Path) -> None:
+def test_the_command_listens_asks_for_its_token_and_ends_on_sigterm(folder: Path) -> None:
     code = "import sys; from pathlib import Path; from adatape.show.serve import serve;"
-    code += "print(serve(Path(sys.argv[1]), '0.0.0.0', 0, device='cpu'))"
+    code += "print(serve(Path(sys.argv[1]), '0.0.0.0', 0, 's3cret', device='cpu'))"
     command = [sys.executable, "-u", "-c", code, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=QUIET) as process:
         try:
@@ -738,12 +742,13 @@ def test_the_command_listens_warns_and_ends_on_sigterm(folder: Path) -> None:
                 said.append(process.stdout.readline())
                 assert said[-1], said
             port = said[-1].split("(")[0].strip().rpartition(":")[2]
-            reply = httpx.post(f"http://127.0.0.1:{port}/v1/classify", files=files(png(drawn(0))), timeout=20)
-            assert reply.status_code == 200
+            address, token = f"http://127.0.0.1:{port}/v1/classify", {"authorization": "Bearer s3cret"}
+            asked = [httpx.post(address, files=files(png(drawn(0))), headers=headers, timeout=20)
+                     for headers in ({}, token)]  # fmt: skip
+            assert [reply.status_code for reply in asked] == [401, 200]
             process.terminate()
             rest = process.communicate(timeout=120)[0]
         finally:
             process.kill()
     assert process.returncode == 0
-    assert "can be reached from other machines" in "".join(said)
     assert "'samples': 1" in rest

@@ -128,8 +128,8 @@ def test_starting_at_a_number_equals_skipping_to_it(
 
 def test_a_late_start_opens_only_the_shard_it_starts_in(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    real = shards._groups
-    monkeypatch.setattr(shards, "_groups", lambda url: (opened.append(url), real(url))[1])
+    real = shards._files
+    monkeypatch.setattr(shards, "_files", lambda url: (opened.append(url), real(url))[1])
     next(ShardStream(urls, 0, 1, seed=0).samples(75 * 1000 + 31))
     assert len(opened) == 1
 

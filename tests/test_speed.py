@@ -168,7 +168,7 @@ def test_the_length_loss_counts_only_where_there_is_one() -> None:
     model = timm.create_model("adatape_tiny_patch16_224", **SMALL).eval()
     with torch.no_grad():
         given = model(x, output=True)
-    longer = loss_of(given, target) - loss_of(given.logits, target)
+    longer = loss_of(model, given, target) - loss_of(model, given.logits, target)
     assert float(longer) == pytest.approx(0.01 * float(given.ponder.mean()), rel=1e-3)
     assert longer > 0
 

@@ -13,7 +13,6 @@ import adatape.models  # noqa: F401  registers the models
 from adatape.measure.cost import cost, total
 from adatape.measure.paper import ROWS
 from adatape.models.registry import default_cfgs
-from adatape.train.loop import total_loss
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2, "num_classes": 4}
 TAPE = {"depth": 2, "bank_patch": 4, "bank_size": 80, "steps": 4, "threshold": 1.0, "merge": 4, "query_width": 32}
@@ -50,7 +49,7 @@ def test_every_system_learns_64_images_by_heart_under_one_loss(system: str) -> N
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for _ in range(150):
         optimizer.zero_grad()
-        total_loss(model(x, output=True), label, ponder_weight=0.001).backward()
+        model.loss(model(x, output=True), label, ponder_weight=0.001).backward()
         optimizer.step()
         if (model(x).argmax(-1) == label).all():
             break

@@ -140,7 +140,8 @@ def train(model: Reader, data: canvas.Canvases, held: canvas.Canvases, args: Any
     others = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
                                   lr=args.lr, fused=device.type == "cuda")  # fmt: skip
-    began, steps, done, since, looked = time.time(), args.steps or 10**9, 0, {}, 0
+    began, steps, done, looked = time.time(), args.steps or 10**9, 0, 0
+    since: dict[str, Any] = {}
     while done < steps:
         for at in torch.randperm(n, device=device)[: n - n % args.batch].view(-1, args.batch):
             model.train()
@@ -149,7 +150,7 @@ def train(model: Reader, data: canvas.Canvases, held: canvas.Canvases, args: Any
                 group["lr"] = rate
             with torch.autocast(device.type, torch.bfloat16):
                 found = losses(model, data, at, args.reads, args.explore, args.where)
-            loss = sum(WEIGHTS[name] * each for name, each in found.items())
+            loss: Any = sum(WEIGHTS[name] * each for name, each in found.items())
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)

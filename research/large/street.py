@@ -30,7 +30,7 @@ ROWS, COLUMNS = 24, 42
 SCALE = 2  # the scan sees scenes at half resolution
 
 
-def vit_for(weights: Path, **options: Any) -> nn.Module:
+def vit_for(weights: Path, **options: Any) -> Any:
     vit = timm.create_model("vit_tiny_patch16_224", num_classes=0, dynamic_img_size=True, **options)
     state = {k: v.float() for k, v in load_file(weights).items() if not k.startswith("head.")}
     vit.load_state_dict(state)
@@ -181,8 +181,8 @@ def many_heads(
 @torch.no_grad()
 def read_all(head: WindowHead, features: Tensor, k: int) -> Tensor:
     """Log-probability of absence (n, 4) from the k windows that the head itself finds best."""
-    gate, evidence = zip(*(head(part.float()) for part in features.split(20)), strict=True)
-    gate, evidence = torch.cat(gate), torch.cat(evidence)
+    parts = zip(*(head(part.float()) for part in features.split(20)), strict=True)
+    gate, evidence = (torch.cat(part) for part in parts)
     top = gate.topk(min(k, gate.shape[1]), 1).indices
     return noisy_or(evidence.gather(1, top[..., None].expand(-1, -1, evidence.shape[-1])), gate.gather(1, top))
 

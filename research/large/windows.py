@@ -98,7 +98,7 @@ class Convolutions(nn.Module):
 
     def macs(self, size: int) -> int:
         total = 0
-        for conv, *_ in self.layers:
+        for conv in (layer for layer in self.modules() if isinstance(layer, nn.Conv2d)):
             size = -(-size // conv.stride[0])
             total += size * size * 9 * conv.in_channels * conv.out_channels
         return total + self.project.in_features * self.project.out_features

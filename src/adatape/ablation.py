@@ -9,12 +9,12 @@ from jaxtyping import Float
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from adatape.act import advance, begin, ponder_cost
+from adatape.act import NEVER, advance, begin, ponder_cost
 from adatape.atr import highest, read_tape, scores, summable, take, wide
 from adatape.config import ReaderName, Reading
+from adatape.macs import linear_macs
 from adatape.reader import CHOICES, TapeReader
 from adatape.records import Tape
-from adatape.selective import SelectiveReader
 
 
 class ParallelReader(TapeReader):
@@ -23,7 +23,7 @@ class ParallelReader(TapeReader):
     Nothing weights them, so no gradient reaches the query, as in the released code (departure 22).
     """
 
-    finds = False
+    finds, halts = False, False
 
     @property
     def always_full(self) -> bool:
@@ -39,11 +39,15 @@ class ParallelReader(TapeReader):
         index = highest(d if taken is None else d.masked_fill(taken, -math.inf), self.steps)
         return full_tape(take(bank, index), index[..., None])
 
+    def macs(self, bank_size: int, tape: int) -> int:
+        """Scores of the whole bank once."""
+        return bank_size * self.reading.query_width if tape else 0
+
 
 class FixedTokens(nn.Module):
     """Neither adaptive length nor content: T trained tokens, the same for every sample, and no bank."""
 
-    always_full, gates = True, False
+    always_full, halts, scales_rows = True, False, False
 
     def __init__(self, width: int, reading: Reading) -> None:
         super().__init__()
@@ -61,6 +65,18 @@ class FixedTokens(nn.Module):
         tokens = self.tokens[: self.steps].expand(b, -1, -1).to(query.dtype)
         return full_tape(tokens, torch.arange(self.steps, device=query.device).expand(b, -1)[..., None])
 
+    def row_scale(self, tape: Tape, inputs: int) -> None:
+        """Nothing weights a token."""
+
+    def never_halt(self) -> None:
+        """It never does."""
+
+    def export_refusal(self) -> None:
+        """There is none."""
+
+    def macs(self, bank_size: int, tape: int) -> int:  # noqa: ARG002
+        return 0
+
 
 class ActReader(TapeReader):
     """ACT applied to the tape, as the paper's appendix warns against: a trained layer scores each token read.
@@ -69,11 +85,11 @@ class ActReader(TapeReader):
     after each norm of the blocks instead. `Tape.weight` carries ACT's weight: a token's weights sum to it.
     """
 
-    finds, always_full = False, False
+    finds, always_full, halts = False, False, False
 
     def __init__(self, width: int, reading: Reading, bank_size: int, after_norm: bool = False) -> None:
         super().__init__(width, reading, bank_size)
-        self.after_norm = after_norm
+        self.scales_rows = after_norm
         self.halt = nn.Linear(width, 1)
         nn.init.zeros_(self.halt.weight)
         nn.init.constant_(self.halt.bias, -1.0)
@@ -100,7 +116,7 @@ class ActReader(TapeReader):
             weights.append(weight)
         share = torch.stack(weights, 1)
         visible = torch.arange(self.steps, device=p.device) < act.updates[:, None]
-        tokens = tape.tokens * visible[..., None] if self.after_norm else tape.tokens * share[..., None]
+        tokens = tape.tokens * visible[..., None] if self.scales_rows else tape.tokens * share[..., None]
         return Tape(
             tokens=tokens,
             mask=visible,
@@ -109,6 +125,27 @@ class ActReader(TapeReader):
             length=visible.sum(-1),
             ponder=ponder_cost(act),
         )
+
+    def row_scale(self, tape: Tape, inputs: int) -> Float[Tensor, "b m"] | None:
+        """1 for inputs, ACT's weight for tape rows."""
+        if not self.scales_rows:
+            return None
+        weight = tape.weight.sum(-1)
+        return torch.cat([weight.new_ones(weight.shape[0], inputs), weight], 1)
+
+    def never_halt(self) -> None:
+        super().never_halt()
+        nn.init.constant_(self.halt.bias, NEVER)
+
+    def export_refusal(self) -> str:
+        return (
+            "reader is act; the last token of its budget takes what ACT has left, so a shorter tape is not "
+            "the beginning of a longer one, and no graph with a free length can be exported"
+        )
+
+    def macs(self, bank_size: int, tape: int) -> int:
+        """And a halting score for each token."""
+        return super().macs(bank_size, tape) + tape * linear_macs(self.halt)
 
 
 def full_tape(tokens: Float[Tensor, "b t d"], index: Tensor) -> Tape:
@@ -127,12 +164,10 @@ def full_tape(tokens: Float[Tensor, "b t d"], index: Tensor) -> Tape:
 def make_reader(name: ReaderName, width: int, reading: Reading, bank_size: int) -> TapeReader | FixedTokens:
     if name == "adaptive":
         return TapeReader(width, reading, bank_size)
-    if name == "selective":
-        return SelectiveReader(width, reading, bank_size)
     if name == "parallel":
         return ParallelReader(width, reading, bank_size)
     if name == "fixed":
         return FixedTokens(width, reading)
     if name in ("act", "act-after-norm"):
         return ActReader(width, reading, bank_size, after_norm=name == "act-after-norm")
-    raise ValueError(f"reader is {name!r}; it must be adaptive, selective, parallel, fixed, act or act-after-norm")
+    raise ValueError(f"reader is {name!r}; it must be adaptive, parallel, fixed, act or act-after-norm")

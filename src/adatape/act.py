@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+NEVER = -30.0  # the logit of a halting score that no number of steps sums up to anything
+
 
 class Act(NamedTuple):
     """The state of a halting process, one value per sample or per token."""

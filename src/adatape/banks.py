@@ -16,6 +16,7 @@ from timm.layers import lecun_normal_, resample_abs_pos_embed, trunc_normal_
 from torch import Tensor, nn
 
 from adatape.atr import take, wide
+from adatape.macs import NoCostFormula, linear_macs, token_macs
 from adatape.patches import PatchRows, matmul_dtype, raw_patches
 
 
@@ -49,6 +50,16 @@ class Bank(nn.Module):
     def start_from(self, vit: Any) -> None:
         """Takes from a pretrained ViT what helps at the start; a bank that has no use for it stays as it is."""
 
+    def set_input_size(self, image: tuple[int, int]) -> None:
+        """Takes images of another size; a bank that does not look at them stays as it is."""
+
+    def no_weight_decay(self) -> set[str]:
+        return set()
+
+    def token_macs(self) -> int:
+        """Multiply-adds of making a sample's tokens."""
+        raise NoCostFormula(f"no cost formula for the tokens of {type(self).__name__}")
+
 
 class NoBank(Bank):
     """Nothing to read: for tapes that are not read from a bank."""
@@ -57,6 +68,9 @@ class NoBank(Bank):
 
     def forward(self, inputs: Tensor) -> Float[Tensor, "0 0"]:
         return inputs.new_zeros(0, 0)
+
+    def token_macs(self) -> int:
+        return 0
 
 
 class LearnedBank(Bank):
@@ -86,6 +100,9 @@ class LearnedBank(Bank):
 
     def forward(self, images: Tensor) -> Float[Tensor, "c d"]:  # noqa: ARG002
         return self.tokens
+
+    def token_macs(self) -> int:
+        return 0
 
 
 class InputBank(Bank):
@@ -132,6 +149,12 @@ class InputBank(Bank):
         self.size = self.h1.num_patches
         moved = resample_abs_pos_embed(self.pos_embed.data, self.h1.grid_size, before, num_prefix_tokens=0)
         self.pos_embed = nn.Parameter(moved)
+
+    def no_weight_decay(self) -> set[str]:
+        return {"pos_embed"}
+
+    def token_macs(self) -> int:
+        return token_macs(self.h1) + self.size * linear_macs(self.h2)
 
     def forward(self, images: Float[Tensor, "b ch height width"]) -> Float[Tensor, "b c d"]:
         return self.h2(self.h1(images) + self.pos_embed)

@@ -180,7 +180,8 @@ def serve(
     run: tyro.conf.Positional[Path | None] = None,
     host: str = "127.0.0.1",
     port: int = 8000,
-    token: str | None = None,
+    token_file: Path | None = None,
+    allow_host: tuple[str, ...] = (),
     queue: Quantity = 256,
     batch: Quantity = 32,
     device: str = "auto",
@@ -190,17 +191,19 @@ def serve(
 
     Args:
         run: a run folder
-        host: address to bind to; others than loopback want a token
+        host: address to bind to; others than loopback need a token
         port: port to bind to
-        token: bearer token that requests must carry
-        queue: requests that may wait before more are refused
+        token_file: file with the bearer token that requests must carry; without one, ADATAPE_TOKEN of the environment
+        allow_host: further names by which clients may call the server, as in the Host header
+        queue: images that may wait before more are refused; one client may have half of them
         batch: most images per forward pass
         device: cpu, cuda, or auto
         trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
     """
+    from adatape.show.serve import read_token
     from adatape.show.serve import serve as start
 
-    start(run, host, port, token, queue, batch, device, trust)
+    start(run, host, port, read_token(token_file), queue, batch, device, allow_host, trust)
 
 
 def figures(
@@ -330,7 +333,6 @@ def sweep(
     over: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     out: Path | None = None,
     device: str = "auto",
-    together: Quantity = 1,
     trust: bool = False,
     json: bool = False,
 ) -> None:
@@ -341,7 +343,6 @@ def sweep(
         over: field=value,value, as in reader.norm_scale=0.3,1.0 or seed=0,1,2; give it once for each field
         out: folder of the runs; default runs/RECIPE-sweep-N
         device: cpu, cuda, or auto
-        together: train so many side by side, of those that share seed, data, batch and steps; suits small models
         trust: the file is your own: it may download, open URLs and read weights elsewhere
         json: print one JSON object as the last line
     """
@@ -349,7 +350,7 @@ def sweep(
 
     if not over:
         raise ValueError("over is empty; say what to sweep, as in --over seed=0,1,2")
-    _print_json(sweep_with_progress(what, list(over), out, device, together, trust), json)
+    _print_json(sweep_with_progress(what, list(over), out, device, trust), json)
 
 
 def models(paper: bool = False, typical: bool = False, json: bool = False) -> None:

@@ -39,7 +39,7 @@ Threshold = Annotated[float, Gt(0)]  # infinity is one that is never reached
 Update = Literal["average", "replace"]
 Ponder = Literal["gini", "max", "collect"]
 Choice = Literal["highest", "random", "order"]
-ReaderName = Literal["adaptive", "selective", "parallel", "fixed", "act", "act-after-norm"]
+ReaderName = Literal["adaptive", "parallel", "fixed", "act", "act-after-norm"]
 TapeFFN = Literal["none", "append", "blocks", "append+blocks"]
 
 
@@ -83,12 +83,6 @@ class Reading(Record):
     """whether query and bank pass their shared LayerNorm"""
     sample_budgets: bool = False
     """draw each training sample's most tokens from 0 to steps, so that one model is good at every budget"""
-    least: QuantityOrZero = 0
-    """the fewest that are drawn, and that a doubting model reads"""
-    uncut: PartialShare = 0.0
-    """share of training samples that may read all steps even so"""
-    floor: InnerShare = 0.5
-    """the least gate that the selective reader finds worth reading"""
 
     @property
     def merged(self) -> int:

@@ -1,17 +1,17 @@
-"""What blocks do with a tape: TapeBlock feeds its rows apart, `listen` only looks at them, TapeGate says how far."""
+"""What blocks do with a tape: TapeBlock feeds its rows apart, TapeGate says how far attention looks at them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
-from timm.layers import Attention, GluMlp
+from timm.layers import GluMlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from adatape.layout import TapeRows
+from adatape.macs import linear_macs
 from adatape.ragged import Ragged
 
 SHUT = 1e-16  # a tape key that scores 20 above every input's then still moves no digit of float32
@@ -58,6 +58,10 @@ class TapeBlock(Block):
         split = x.shape[1] - tape
         return torch.cat([self.mlp(x[:, :split]), self.tape_mlp(x[:, split:])], 1)
 
+    def feed_forward_macs(self, inputs: int, tape: int) -> int:  # noqa: ARG002
+        """Of input rows; those of tape rows are a part of their own."""
+        return inputs * linear_macs(self.mlp)
+
     def _feed_packed(self, x: Float[Tensor, "n d"], rows: TapeRows) -> Float[Tensor, "n d"]:
         inputs, tape = self.mlp(x.index_select(0, rows.inputs)), self.tape_mlp(x.index_select(0, rows.tape))
         return inputs.new_empty(x.shape).index_copy_(0, rows.inputs, inputs).index_copy_(0, rows.tape, tape)
@@ -76,47 +80,6 @@ class TapeBlocksFrom:
     def __call__(self, depth: int = 0, **kwargs: Any) -> Block:
         kind = TapeBlock if depth >= self.layer else Block
         return kind(depth=depth, **kwargs)
-
-
-def listens(block: nn.Module) -> bool:
-    """Whether `listen` may go around the block's own forward; else it computes rows that nobody needs.
-
-    Another kind of attention or projection (an adapter, a quantized one) has other weights, hooks want to be called,
-    and sharded weights (FSDP2) are gathered by the block's forward alone.
-    """
-    if not isinstance(block, Block) or type(block.attn) is not Attention or type(block.attn.qkv) is not nn.Linear:
-        return False
-    parts: tuple[nn.Module, ...] = (block, block.attn, block.attn.qkv)
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
-    return block.attn.gate is None and not hooked and not hasattr(block, "unshard")
-
-
-def listen(
-    block: Any,
-    inputs: Float[Tensor, "b n d"],
-    tape: Float[Tensor, "b t d"],
-    attn_mask: Tensor | Ragged | None = None,
-) -> Float[Tensor, "b n d"]:
-    """A block for the inputs alone, to which the tape offers keys and values and no more: a sixth of a row's cost."""
-    if not listens(block):
-        return block(torch.cat([inputs, tape], 1), attn_mask=attn_mask)[:, : inputs.shape[1]]
-    x = inputs + block.drop_path1(block.ls1(_attend(block.attn, block.norm1(inputs), block.norm1(tape), attn_mask)))
-    return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
-
-
-def _attend(attn: Attention, inputs: Tensor, tape: Tensor, attn_mask: Any) -> Tensor:
-    """timm's attention of the inputs to all rows, from the same weights."""
-    width, bias = attn.attn_dim, attn.qkv.bias
-    q, k, v = _heads(attn.qkv(inputs), 3, attn)
-    tape_k, tape_v = _heads(F.linear(tape, attn.qkv.weight[width:], None if bias is None else bias[width:]), 2, attn)
-    keys, values = attn.k_norm(torch.cat([k, tape_k], 2)), torch.cat([v, tape_v], 2)
-    dropout = attn.attn_drop.p if attn.training else 0.0
-    attended = F.scaled_dot_product_attention(attn.q_norm(q), keys, values, attn_mask=attn_mask, dropout_p=dropout)
-    return attn.proj_drop(attn.proj(attn.norm(attended.transpose(1, 2).flatten(2))))
-
-
-def _heads(x: Float[Tensor, "b n e"], parts: int, attn: Attention) -> tuple[Tensor, ...]:
-    return x.unflatten(2, (parts, attn.num_heads, attn.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 class TapeGate(nn.Module):

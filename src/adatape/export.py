@@ -23,14 +23,12 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
 import adatape
-from adatape.ablation import ActReader, FixedTokens, ParallelReader
 from adatape.config import Experiment, ImageModel, Images, to_dict
 from adatape.data.decode import one_line
-from adatape.data.images import open_images
+from adatape.data.sets import open_set
 from adatape.extras import how_to_install
 from adatape.models.adaptive import Adaptive
-from adatape.models.adatape import AdaTape
-from adatape.models.ponder import PonderNet
+from adatape.reader import TapeReader
 from adatape.records import Tape
 from adatape.train.files import whole
 from adatape.train.folder import load_run
@@ -70,15 +68,18 @@ class Answer(nn.Module):
 class Elastic(nn.Module):
     """A model with a tape, whose budget is an input: as many tokens as `slots` has places, halted at `threshold`."""
 
-    def __init__(self, model: AdaTape) -> None:
+    def __init__(self, model: Adaptive) -> None:
         super().__init__()
         self.model = frozen(model)
         self.model.set_budget()
-        if halts(model):
-            self.model.reader.threshold = math.inf  # set_budget would warn of what nobody trained for
+        reader = self.model.tape_reader()
+        if isinstance(reader, TapeReader) and reader.halts:
+            reader.threshold = math.inf  # set_budget would warn of what nobody trained for
 
     def forward(self, images: Tensor, slots: Int[Tensor, " n"], threshold: Tensor | None = None) -> tuple[Tensor, ...]:
-        hook = self.model.reader.register_forward_hook(lambda _, __, tape: cut(tape, slots, threshold))
+        reader = self.model.tape_reader()
+        assert reader is not None
+        hook = reader.register_forward_hook(lambda _, __, tape: cut(tape, slots, threshold))
         try:
             output = self.model(images, output=True)
         finally:
@@ -152,16 +153,18 @@ def export_model(model: Adaptive, example: Tensor, to: Format, path: Path, about
 def arguments(model: Adaptive, x: Tensor, length: int, threshold: float) -> dict[str, Tensor]:
     """What the exported graph of a model takes, by name and in order."""
     inputs = {"images" if x.is_floating_point() else "symbols": x}
-    if isinstance(model, AdaTape):
+    reader = model.tape_reader()
+    if reader is not None:
         inputs["slots"] = torch.arange(length)
-        if halts(model):
+        if reader.halts:
             inputs["threshold"] = torch.tensor(threshold)
     return inputs
 
 
 def trace(model: Adaptive, inputs: dict[str, Tensor]) -> ExportedProgram:
-    module = (Elastic(model) if isinstance(model, AdaTape) else Answer(model)).eval()
-    most = max(TRACED_SLOTS, model.reader.reading.steps) if isinstance(model, AdaTape) else TRACED_SLOTS
+    reader = model.tape_reader()
+    module = (Answer(model) if reader is None else Elastic(model)).eval()
+    most = TRACED_SLOTS if reader is None else max(TRACED_SLOTS, reader.reading.steps)
     sizes = {"batch": Dim("batch", min=1), "length": Dim("length", min=0, max=most)}
     free = tuple({0: sizes[AXES[name]]} if name in AXES else None for name in inputs)
     program = torch.export.export(module, tuple(inputs.values()), dynamic_shapes=free, strict=False)
@@ -178,24 +181,9 @@ def _forget_sources(program: ExportedProgram) -> None:
 
 def check_exportable(model: Adaptive) -> None:
     """Refuses models whose answer at a budget is no part of their answer at a larger one, or is drawn at random."""
-    if isinstance(model, AdaTape) and isinstance(model.reader, ActReader):
-        raise ValueError(
-            "reader is act; the last token of its budget takes what ACT has left, so a shorter tape is not "
-            "the beginning of a longer one, and no graph with a free length can be exported"
-        )
-    if isinstance(model, AdaTape) and model.doubts:
-        raise ValueError("doubts is True; exported graphs cut a tape by its own weights alone, so far")
-    if isinstance(model, AdaTape) and model.reader.gates:
-        raise ValueError("reader is selective; its gates weigh attention, which exported graphs do not take yet")
-    if isinstance(model, AdaTape) and halts(model) and model.reader.reading.choose == "random":
-        raise ValueError("choose is 'random'; an exported graph answers the same each time, so use 'highest'")
-    if isinstance(model, PonderNet) and model.halting == "sample":
-        raise ValueError("halting is 'sample'; an exported graph answers the same each time, so use 'expected'")
-
-
-def halts(model: AdaTape) -> bool:
-    """Whether its reader chooses tokens one after the other and looks at a threshold."""
-    return not isinstance(model.reader, FixedTokens | ParallelReader)
+    refusal = model.export_refusal()
+    if refusal is not None:
+        raise ValueError(refusal)
 
 
 def _write_onnx(program: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
@@ -256,10 +244,11 @@ def facts(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
         "classes": model.num_classes,
         **_shown(experiment, model),
     }
-    if isinstance(model, AdaTape):
-        known["steps"] = model.reader.reading.steps
+    reader = model.tape_reader()
+    if reader is not None:
+        known["steps"] = reader.reading.steps
         known["slots"] = f"0, 1, 2, … for as many tape tokens as may be read, from none to {known['steps']}"
-        known |= {"threshold": model.reader.reading.threshold} if halts(model) else {}
+        known |= {"threshold": reader.reading.threshold} if reader.halts else {}
     if settings.budget is not None:
         known["budget"] = to_dict(settings.budget)
     return known
@@ -270,10 +259,8 @@ def _shown(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
     if not isinstance(data, Images):
         return {"input_size": [data.length]}
     channels = model.vit.in_chans
-    names = None if data.source == "shards" else open_images(data, "test").names
     size = {"input_size": [channels, data.size, data.size], "mean": [0.5] * channels, "std": [0.5] * channels}
-    labels = {"labels": list(names)} if names else {}
-    return {**size, "exif_orientation": data.exif_orientation, **labels}
+    return {**size, "exif_orientation": data.exif_orientation, "labels": open_set(data, "test").names}
 
 
 def open_export(path: Path) -> Callable[[dict[str, Tensor]], Exported]:

@@ -5,7 +5,7 @@ And whether a graph is being exported, to be run by other programs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -66,23 +66,6 @@ def captured(function: Callable[..., Tensors]) -> Callable[..., Tensors]:
         return tuple(each.clone() for each in result)
 
     return run
-
-
-def side_by_side(calls: Sequence[Callable[[], Tensor]], streams: Sequence[torch.cuda.Stream]) -> list[Tensor]:
-    """What the calls give, each on a stream of its own: captured, they are branches that a GPU runs at the same time.
-
-    Without streams, as on a CPU, one after the other.
-    """
-    if not streams:
-        return [call() for call in calls]
-    here, given = torch.cuda.current_stream(), []
-    for call, stream in zip(calls, streams, strict=True):
-        stream.wait_stream(here)
-        with torch.cuda.stream(stream):
-            given.append(call())
-    for stream in streams:
-        here.wait_stream(stream)
-    return given
 
 
 def _on_side_stream(function: Callable[..., Tensors], given: list[Tensor]) -> Tensors:

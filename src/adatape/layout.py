@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -11,7 +10,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from adatape.graph import exporting
 from adatape.records import Tape
 
 
@@ -41,39 +39,11 @@ def hide_beyond(tape: Tape, budget: Int[Tensor, "b"]) -> Tape:
     )
 
 
-def in_doubt(guess: Float[Tensor, "b k"], steps: int, haste: float = 1.0, least: int = 0) -> Int[Tensor, "b"]:
-    """From `least` to `steps` tokens, the share that the guess leaves open: all of it where it knows nothing.
-
-    The share is taken to the power of `haste`: at 0 all is read by everyone, and the larger, the less.
-    """
-    least = min(least, steps)  # a budget may have been set since
-    classes = guess.shape[-1]
-    unsure = (1 - guess.float().softmax(-1).amax(-1)) * classes / max(classes - 1, 1)
-    return least + (unsure.clamp(max=1) ** haste * (steps - least)).ceil().long()
-
-
-def weighted_mean(rows: Float[Tensor, "b t d"], weight: Float[Tensor, "b t k"]) -> Float[Tensor, "b 1 d"]:
-    """Of a tape's rows, each by what its tokens weigh together; zero where nothing weighs anything."""
-    if exporting():  # ONNX Runtime gives a sum over no tokens the wrong shape, so there is always one
-        rows = torch.cat([rows.new_zeros(rows.shape[0], 1, rows.shape[2]), rows], 1)
-        weight = torch.cat([weight.new_zeros(weight.shape[0], 1, weight.shape[2]), weight], 1)
-    weights = weight.sum(-1, keepdim=True)
-    share = weights / weights.sum(1, keepdim=True).clamp(min=1e-6)
-    return (share.to(rows.dtype) * rows).sum(1, keepdim=True)
-
-
 def key_bias(visible: Bool[Tensor, "b m"], gate: Float[Tensor, "h"], tape: int) -> Float[Tensor, "b h 1 m"]:
     """What to add to attention scores: 0 for inputs, each head's log-gate for the last `tape` rows, -∞ for hidden."""
     opened = torch.arange(visible.shape[1], device=visible.device) >= visible.shape[1] - tape
     keys = torch.where(opened, gate[:, None], gate.new_zeros(()))
     return torch.where(visible[:, None, None, :], keys[:, None, :], gate.new_full((), -math.inf))
-
-
-def token_bias(visible: Bool[Tensor, "b m"], weight: Float[Tensor, "b t"]) -> Float[Tensor, "b 1 1 m"]:
-    """What to add to attention scores: 0 for inputs, the log of its weight for each tape row, -∞ for hidden ones."""
-    inputs = weight.new_ones(visible.shape[0], visible.shape[1] - weight.shape[1])
-    seen = torch.where(visible, torch.cat([inputs, weight], 1), 1.0)  # the log of a hidden zero would spoil gradients
-    return seen.log().masked_fill(~visible, -math.inf)[:, None, None]
 
 
 def fill_hidden(tokens: Float[Tensor, "b m d"], visible: Bool[Tensor, "b m"], start: int) -> Float[Tensor, "b m d"]:
@@ -163,11 +133,3 @@ def tape_rows(packing: Packing, shape: tuple[int, int], inputs: int) -> TapeRows
     tape = packing.kept % shape[1] >= inputs
     count = shape[0] * inputs
     return TapeRows(places(~tape)[:count], places(tape)[: tape.shape[0] - count])
-
-
-def buckets(length: Int[Tensor, "b"], count: int) -> list[tuple[Int[Tensor, "s"], int, int]]:
-    """Samples in `count` groups of about the same size, by length, each with its shortest and longest."""
-    order = length.argsort(stable=True)
-    ascending = length[order].tolist()
-    edges = [i * len(ascending) // count for i in range(count + 1)]
-    return [(order[i:j], ascending[i], ascending[j - 1]) for i, j in pairwise(edges) if i < j]

@@ -47,13 +47,13 @@ class TapeReader(nn.Module):
     """
 
     finds: bool | None = None
-    gates = False  # whether attention to a tape token is multiplied by its weight
+    halts = True  # whether a threshold ends a tape
+    scales_rows = False  # whether blocks multiply tape rows by their weight
 
     def __init__(self, width: int, reading: Reading, bank_size: int) -> None:
         super().__init__()
         _check_reading(reading, width)
-        hide = 0.0 if self.gates else reading.hide  # gated, a tape is simply shorter where tokens are hidden
-        _check_bank(reading, bank_size, self.tokens_needed(reading), hide)
+        _check_bank(reading, bank_size, self.tokens_needed(reading))
         self.reading = reading
         self.norm = nn.LayerNorm(width, eps=1e-6) if reading.norm else nn.Identity()
         if reading.norm:
@@ -105,7 +105,7 @@ class TapeReader(nn.Module):
             with torch.autocast(query.device.type, enabled=False):
                 tape = self.read(query, self._norm(tokens), taken, key)
         if self.training and self.reading.sample_budgets:
-            tape = hide_beyond(tape, _drawn_budget(query, self.reading.least, self.steps, self.reading.uncut, key))
+            tape = hide_beyond(tape, _drawn_budget(query, self.steps, key))
         tokens, *rest = tape  # torch 2.11 does not compile what `_replace` makes
         return Tape(tokens.to(dtype), *rest)
 
@@ -159,6 +159,23 @@ class TapeReader(nn.Module):
             return None
         return _chance(query, size, key) < self.reading.hide
 
+    def row_scale(self, tape: Tape, inputs: int) -> Float[Tensor, "b m"] | None:  # noqa: ARG002
+        """What blocks multiply rows by after each norm: nothing, but for an ablation."""
+        return None
+
+    def never_halt(self) -> None:
+        self.threshold = max(float(self.steps), self.threshold)  # no weight is above 1
+
+    def export_refusal(self) -> str | None:
+        """Why its answer at a budget is no part of its answer at a larger one, or is drawn at random."""
+        if self.halts and self.reading.choose == "random":
+            return "choose is 'random'; an exported graph answers the same each time, so use 'highest'"
+        return None
+
+    def macs(self, bank_size: int, tape: int) -> int:
+        """Scores of the whole bank at each step."""
+        return tape * bank_size * self.reading.query_width
+
     def extra_repr(self) -> str:
         return f"steps={self.steps}, threshold={self.threshold}, merge={self.reading.merged}"
 
@@ -174,13 +191,10 @@ def _chance(like: Float[Tensor, "b d"], count: int, key: Int[Tensor, "b"] | None
     return uniform(keys_of(2, key), count)
 
 
-def _drawn_budget(
-    like: Float[Tensor, "b d"], least: int, steps: int, uncut: float, key: Int[Tensor, "b"] | None
-) -> Int[Tensor, "b"]:
-    """From `least` to `steps`, evenly, but for the share that is left uncut."""
-    least = min(least, steps)  # a budget may have been set since
+def _drawn_budget(like: Float[Tensor, "b d"], steps: int, key: Int[Tensor, "b"] | None) -> Int[Tensor, "b"]:
+    """From 0 to `steps`, evenly."""
     drawn = torch.rand(like.shape[0], device=like.device) if key is None else uniform(keys_of(3, key), 1).squeeze(1)
-    return (least + drawn / (1 - uncut) * (steps - least + 1)).long().clamp(max=steps)
+    return (drawn * (steps + 1)).long().clamp(max=steps)
 
 
 def _warn_beyond(name: str, value: float, built: float) -> None:
@@ -198,15 +212,12 @@ def _check_reading(reading: Reading, width: int) -> None:
     for name, value in (("steps", reading.steps), ("threshold", reading.threshold), ("merge", reading.merged)):
         if not value > 0:
             raise ValueError(f"{name} is {value}; it must be positive")
-    if not 0 <= reading.uncut < 1:
-        raise ValueError(f"uncut is {reading.uncut}; it must be in [0, 1)")
-    if not 0 <= reading.least <= reading.steps:
-        raise ValueError(f"least is {reading.least}; it must be between 0 and steps, {reading.steps}")
     if not 0 <= reading.hide < 1 or reading.noise < 0:
         raise ValueError(f"hide is {reading.hide} and noise {reading.noise}; they must be in [0, 1) and at least 0")
 
 
-def _check_bank(reading: Reading, size: int, need: int, hide: float) -> None:
+def _check_bank(reading: Reading, size: int, need: int) -> None:
+    hide = reading.hide
     # Six standard deviations of the Bernoulli count: about one sample in a billion would have too few left.
     hidden = size * hide + 6 * math.sqrt(size * hide * (1 - hide))
     if size - hidden < need:

@@ -29,8 +29,7 @@ class Output(NamedTuple):
     """What every model gives for `model(x, output=True)`."""
 
     logits: Tensor  # (b, classes)
-    features: Tensor  # (b, d), pooled, what the classifier sees; with an echo (b, 2 d), of which it sees the first half
+    features: Tensor  # (b, d), pooled, what the classifier sees
     ponder: Tensor  # (b,)
     tape: Tape | None = None
     steps: Steps | None = None
-    guess: Tensor | None = None  # (b, classes), what a model that doubts would answer without a tape

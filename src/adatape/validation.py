@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 from annotated_types import BaseMetadata
 
 from adatape.config import Experiment, is_folder_name
+from adatape.dropped import without_dropped
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -128,6 +129,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def _parsed(kind: Any, text: str | bytes, prefix: str, path: Path | None = None) -> Any:
     from pydantic import ValidationError
 
+    text = without_dropped(text, prefix) if kind is Experiment else text
     try:
         record = _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:

@@ -125,7 +125,7 @@ def stub(kind: str) -> Any:
     for answer in (classify, parity):
         app.add_route(f"/v1/{answer.__name__}", answer, methods=["POST"])
     app.mount("/", static.StaticFiles(directory=PAGE, html=True))
-    return app
+    return needed("adatape.serve.limits").SafeHeaders(app)
 
 
 def described(kind: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ WAIT = 60_000  # milliseconds, after which what hangs has failed
 
 @pytest.fixture
 def visit(chromium: Any) -> Iterator[Any]:
-    """Opens the page in a context of its own; a script error fails the test."""
+    """Opens the page in a context of its own; a script error, or one that the content policy blocks, fails the test."""
     contexts, faults = [], []
 
     def opened(address: str, width: int = 1200, **options: Any) -> Any:
@@ -25,6 +25,7 @@ def visit(chromium: Any) -> Iterator[Any]:
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda said: faults.append(said.text) if "Content Security Policy" in said.text else None)
         page.goto(address)
         return page
 
@@ -295,7 +296,8 @@ def test_a_sequence_is_edited_and_its_pairs_are_drawn(visit: Any, parity_server:
     page.locator("#add").click()
     assert page.locator("#symbols button:enabled").count() == 12
     set_steps(page, 2)
-    page.wait_for_function("document.querySelectorAll('#arcs .arc').length === 2")
+    page.locator("#arcs .arc").nth(2).wait_for(state="detached")
+    assert page.locator("#arcs .arc").count() == 2
     page.locator(".tape button").nth(1).focus()
     assert page.locator('#arcs .arc.on[data-of="1"]').count() == 1
 
@@ -325,3 +327,15 @@ def test_the_packaged_model_answers_the_page(visit: Any, serving: Any) -> None:
         upload(page, "empty.png", b"")
         page.locator("[data-panel] .message").wait_for()
         page.locator("#maps li").first.wait_for()
+
+
+def test_a_server_with_a_token_asks_its_visitor_for_it(visit: Any, serving: Any) -> None:
+    application = pytest.importorskip("adatape.serve.app")
+    loaded = pytest.importorskip("adatape.serve.served").load_served(None)
+    with serving(application.create_app(loaded, token="s3cret")) as address:
+        page = visit(address)
+        for given in ("wrong", "s3cret"):
+            page.locator("#token input").fill(given)
+            page.locator("#token button").click()
+        settled(page)
+        assert page.locator(".bars li").count() == 5

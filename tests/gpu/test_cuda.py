@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from fleet import Fleet
 from small_runs import FAMILIES, tiny
 
 import adatape.models
@@ -20,7 +21,6 @@ from adatape.recipes import parity_small
 from adatape.recipes.digits import digits
 from adatape.train.distributed import whole_state
 from adatape.train.evaluate import score_run
-from adatape.train.fleet import Fleet
 from adatape.train.folder import load_run
 from adatape.train.loop import Trainer
 from adatape.train.run import plain, run

@@ -24,7 +24,7 @@ from adatape.data.augment import centre, centre_one, finish, vary, vary_one
 from adatape.data.batch import Batch, Part
 from adatape.data.imageset import ImageSet, Tally, read_or_next
 from adatape.data.mixing import Mixing, draw_mixing, mixed, targets
-from adatape.data.parity import Sequences, training_batch
+from adatape.data.parity import training_batch
 from adatape.data.sampler import Order
 from adatape.data.workers import items_of
 from adatape.graph import captured
@@ -46,6 +46,8 @@ class Labelled(NamedTuple):
 class ParityLoader:
     """Fresh sequences for every step."""
 
+    tally = None
+
     def __init__(self, data: Parity, batch: int, seed: int, part: Part, device: torch.device) -> None:
         self.data, self.batch, self.seed, self.part, self.device = data, batch, seed, part, device
 
@@ -57,9 +59,14 @@ class ParityLoader:
             key = keys_of(key_of(self.seed, MODEL), position)
             yield Batch(*(each.to(self.device) for each in (symbols[start:stop], label[start:stop], key)))
 
+    def epoch(self, step: int) -> None:
+        """None: no sequence is drawn twice."""
+
 
 class ResidentLoader:
     """A set of small images that lies on the device, varied there."""
+
+    tally = None
 
     def __init__(self, images: ImageSet, data: Images, order: Order, part: Part, device: torch.device) -> None:
         self.data, self.order, self.part, self.device = data, order, part, device
@@ -74,6 +81,9 @@ class ResidentLoader:
             mixing = mixing_of(self.data, self.order.seed, step, self.device)
             where = (each.to(self.device, non_blocking=True) for each in (ids, position))
             yield Batch(*self.make(*where, *mixing))
+
+    def epoch(self, step: int) -> float:
+        return self.order.epoch(step)
 
     def _make(self, ids: Tensor, position: Tensor, share: Tensor, box: Tensor) -> Batch:
         keys = keys_of(key_of(self.order.seed, VARY), position)
@@ -100,6 +110,9 @@ class DecodingLoader:
                 x = finish(x, keys_of(key_of(self.order.seed, VARY), position), self.data.augment)
                 mixing = mixing_of(self.data, self.order.seed, step, self.device)
                 yield assembled(x, labels, position, self.order.seed, mixing, self.data, self.classes)
+
+    def epoch(self, step: int) -> float:
+        return self.order.epoch(step)
 
     def decoded(self, first: int, start: int, stop: int) -> Generator[Any, None, None]:
         """What the workers give for slots start to stop of every batch."""
@@ -217,31 +230,15 @@ def fixed_chunks(total: int, batch: int, part: Part) -> list[range]:
 
 
 def labelled_images(
-    images: ImageSet,
-    size: int,
-    batch: int,
-    part: Part,
-    device: torch.device,
-    workers: int = 0,
-    broken: float = 1.0,
-    chunks_of: Chunks = even_chunks,
+    images: ImageSet, size: int, chunks: list[range], device: torch.device, workers: int = 0, broken: float = 1.0
 ) -> Iterator[Labelled]:
-    """One pass over a process's part of a set, unvaried; more than a share `broken` of unreadable images end it."""
-    chunks = chunks_of(len(images), batch, part)
-    if images.pixels is not None:
-        for chunk in chunks:
-            pixels = centre(_channels_first(images.pixels[chunk.start : chunk.stop]).to(device), size)
-            yield Labelled(scaled(pixels), torch.from_numpy(images.labels[chunk.start : chunk.stop]).to(device))
+    """These stretches of a set, unvaried; more than a share `broken` of unreadable images end it."""
+    if images.pixels is None:
+        yield from scored(loaded(_Centred(images, size), workers, device, chunks), device, Tally(len(images), broken))
         return
-    yield from scored(loaded(_Centred(images, size), workers, device, chunks), device, Tally(len(images), broken))
-
-
-def labelled_sequences(
-    data: Sequences, batch: int, part: Part, device: torch.device, chunks_of: Chunks = even_chunks
-) -> Iterator[Labelled]:
-    for chunk in chunks_of(len(data.label), batch, part):
-        rows = slice(chunk.start, chunk.stop)
-        yield Labelled(data.symbols[rows].to(device), data.label[rows].to(device))
+    for chunk in chunks:
+        pixels = centre(_channels_first(images.pixels[chunk.start : chunk.stop]).to(device), size)
+        yield Labelled(scaled(pixels), torch.from_numpy(images.labels[chunk.start : chunk.stop]).to(device))
 
 
 def scored(decoded: Generator[Any, None, None], device: torch.device, tally: Tally) -> Iterator[Labelled]:

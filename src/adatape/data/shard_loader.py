@@ -7,7 +7,6 @@ the next batch, so that no process needs another's samples.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -19,22 +18,18 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from adatape.config import Images
 from adatape.data.augment import centre_one, finish, vary_one
 from adatape.data.batch import Batch, Part
-from adatape.data.images import Split, open_images
 from adatape.data.imageset import Tally
 from adatape.data.loaders import (
     VARY,
-    Chunks,
     Labelled,
     assembled,
-    even_chunks,
-    labelled_images,
     loaded,
     mixing_of,
     neighbours,
     scored,
     told,
 )
-from adatape.data.shards import count_of, known_total, open_shards
+from adatape.data.shards import known_total, open_shards
 from adatape.data.streams import ShardStream, owned_streams, streams_of, test_samples
 from adatape.keyed import key_of, keys_of
 
@@ -186,34 +181,11 @@ class _Centred(Dataset[Any]):
 
 
 def labelled_shards(
-    urls: list[str],
-    data: Images,
-    batch: int,
-    part: Part,
-    device: torch.device,
-    workers: int = 0,
-    chunks_of: Chunks = even_chunks,
+    urls: list[str], data: Images, chunks: list[range], device: torch.device, workers: int, total: int
 ) -> Iterator[Labelled]:
-    """One pass over a process's part of shards, unvaried."""
-    total = sum(count_of(url) for url in urls)
-    decoded = loaded(_Centred(urls, data, classes_of(data)), workers, device, chunks_of(total, batch, part))
-    yield from scored(decoded, device, Tally(total, data.broken))
-
-
-def labelled_set(
-    data: Images,
-    split: Split,
-    batch: int,
-    part: Part,
-    device: torch.device,
-    workers: int = 0,
-    chunks_of: Chunks = even_chunks,
-) -> Iterator[Labelled]:
-    """One pass over a process's part of a set of any kind, unvaried, by no more workers than there are cores."""
-    workers = min(workers, os.cpu_count() or 1)
-    if data.source == "shards":
-        return labelled_shards(open_shards(data, split), data, batch, part, device, workers, chunks_of)
-    return labelled_images(open_images(data, split), data.size, batch, part, device, workers, data.broken, chunks_of)
+    """These stretches of `total` samples, unvaried, read one after the other."""
+    decoded = loaded(_Centred(urls, data, classes_of(data)), workers, device, chunks)
+    return scored(decoded, device, Tally(total, data.broken))
 
 
 def classes_of(data: Images) -> int:

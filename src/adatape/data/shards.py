@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
@@ -100,8 +100,7 @@ def count_of(url: str) -> int:
     listed = _listed(folder).get(name)
     if listed is not None:
         return listed
-    path = _local(url)
-    return sum(1 for _ in (_groups(url) if path is None else _grouped(_headers(url, path), url)))
+    return sum(1 for _ in _grouped(_files(url) if local_path(url) is None else _headers(url), url))
 
 
 def raws_from(urls: Sequence[str], start: int, classes: int | None) -> Iterator[Raw]:
@@ -115,11 +114,17 @@ def raws_from(urls: Sequence[str], start: int, classes: int | None) -> Iterator[
 
 
 def raws_of(url: str, start: int, classes: int | None) -> Iterator[Raw]:
-    for group in itertools.islice(_groups(url), start, None):
-        yield _raw(group, url, classes)
+    for group in itertools.islice(_grouped(_files(url), url), start, None):
+        yield Raw(*_sample(group, url, classes))
 
 
-def _raw(group: dict[str, Any], url: str, classes: int | None) -> Raw:
+def places_in(url: str, classes: int | None) -> Iterator[tuple[str, tuple[int, int], int]]:
+    """Of a tar on this disk, each sample's name, its image's first byte and size, and its label."""
+    for group in _grouped(_headers(url), url):
+        yield _sample(group, url, classes)
+
+
+def _sample(group: dict[str, Any], url: str, classes: int | None) -> tuple[str, Any, int]:
     where = f"{url}/{group['__key__']}"
     suffix = next((suffix for suffix in IMAGE_SUFFIXES if suffix in group), None)
     if suffix is None:
@@ -127,7 +132,7 @@ def _raw(group: dict[str, Any], url: str, classes: int | None) -> Raw:
     label = _label(group, where)
     if label < 0 or (classes is not None and label >= classes):
         raise ValueError(f"sample {where} has label {label}; with {classes} classes it is out of range")
-    return Raw(f"{where}.{suffix}", group[suffix], label)
+    return f"{where}.{suffix}", group[suffix], label
 
 
 def _label(group: dict[str, Any], where: str) -> int:
@@ -143,14 +148,13 @@ def _label(group: dict[str, Any], where: str) -> int:
     raise ValueError(f"sample {where} has no label; it must have cls, a whole number, or json with such a label")
 
 
-def _groups(url: str) -> Iterator[dict[str, Any]]:
+def _grouped(files: Iterable[dict[str, Any]], url: str) -> Iterator[dict[str, Any]]:
     """Files of a shard, gathered by sample; an error of any kind names the shard."""
     count = 0
     try:
-        with _webdataset().gopen(url) as stream:
-            for group in _grouped(_files(stream), url):
-                count += 1
-                yield group
+        for group in _webdataset().tariterators.group_by_keys({**file, "__url__": url} for file in files):
+            count += 1
+            yield group
     except UNREADABLE as error:
         raise OSError(f"shard {url} could not be read: {one_line(error)}") from error
     if not count:
@@ -160,28 +164,32 @@ def _groups(url: str) -> Iterator[dict[str, Any]]:
         raise ValueError(f"shard {url} holds {count} samples; {COUNTS} says {_listed(folder)[name]}")
 
 
-def _files(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """Each file with its content, unless it claims more than an image has: a sparse one costs its maker nothing."""
-    with tarfile.open(fileobj=stream, mode="r|*") as tar:
-        for file in tar:
-            if file.isreg() and _wanted(file.name):
-                if file.size > MOST_BYTES:
-                    raise ValueError(f"{file.name} has {file.size:,} bytes; at most {MOST_BYTES:,} are read")
-                yield {"fname": file.name, "data": tar.extractfile(file).read()}  # type: ignore[union-attr]
-            tar.members = []  # type: ignore[attr-defined]  # else it keeps them all
+def _files(url: str) -> Iterator[dict[str, Any]]:
+    """Each file with its content."""
+    with _webdataset().gopen(url) as stream, tarfile.open(fileobj=stream, mode="r|*") as tar:
+        for file in _wanted_files(tar):
+            yield {"fname": file.name, "data": tar.extractfile(file).read()}  # type: ignore[union-attr]
 
 
-def _grouped(files: Iterable[dict[str, Any]], url: str) -> Iterator[dict[str, Any]]:
-    return _webdataset().tariterators.group_by_keys({**file, "__url__": url} for file in files)
+def _headers(url: str) -> Iterator[dict[str, Any]]:
+    """Each file of a shard on this disk: a label with its content, an image with its first byte and size."""
+    with tarfile.open(local_path(url)) as tar:
+        for file in _wanted_files(tar):
+            labels = file.name.lower().endswith(LABEL_SUFFIXES)
+            content = tar.extractfile(file).read() if labels else (file.offset_data, file.size)  # type: ignore[union-attr]
+            yield {"fname": file.name, "data": content}
 
 
-def _headers(url: str, path: Path) -> Iterator[dict[str, Any]]:
-    """The files of a local shard without their content."""
-    try:
-        with tarfile.open(path) as tar:
-            yield from ({"fname": file.name, "data": b""} for file in tar if file.isreg() and _wanted(file.name))
-    except UNREADABLE as error:
-        raise OSError(f"shard {url} could not be read: {one_line(error)}") from error
+def _wanted_files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """None that claims more than an image has: a sparse one costs its maker nothing."""
+    for file in tar:
+        if file.isreg() and _wanted(file.name):
+            if file.size > MOST_BYTES:
+                raise ValueError(f"{file.name} has {file.size:,} bytes; at most {MOST_BYTES:,} are read")
+            if file.issparse():
+                raise ValueError(f"{file.name} is stored as a sparse file; write the tar without --sparse")
+            yield file
+        tar.members = []  # type: ignore[attr-defined]  # else it keeps them all
 
 
 def _wanted(name: str) -> bool:
@@ -192,7 +200,7 @@ def _wanted(name: str) -> bool:
 @cache
 def _listed(folder: str) -> dict[str, int]:
     """Samples per shard, where the folder says; without a list a resumed run reads what it skips."""
-    path = _local(folder + COUNTS)
+    path = local_path(folder + COUNTS)
     if path is not None:
         return _parsed_counts(path.read_bytes(), folder) if path.is_file() else {}
     try:
@@ -229,7 +237,7 @@ def _pattern(config: Images, tested: bool) -> str:
 def _expanded(pattern: str, may_fetch: bool) -> list[str]:
     urls = [os.path.expanduser(url) for url in _webdataset().shardlists.expand_urls(pattern)]
     for url in urls:
-        if not may_fetch and _local(url) is None:
+        if not may_fetch and local_path(url) is None:
             raise ValueError(
                 f"path is {url}; a file may name shards on this disk alone: say --trust where it is your own, or give "
                 "data.path on the command line"
@@ -238,8 +246,8 @@ def _expanded(pattern: str, may_fetch: bool) -> list[str]:
             raise ValueError(
                 f"path {url} has scheme {urlparse(url).scheme}; it must be a file or {', '.join(SCHEMES[1:])}"
             )
-    urls = [found for url in urls for found in (sorted(glob.glob(url)) if "*" in url and _local(url) else [url])]
-    missing = [url for url in urls if (path := _local(url)) and not path.is_file()]
+    urls = [found for url in urls for found in (sorted(glob.glob(url)) if "*" in url and local_path(url) else [url])]
+    missing = [url for url in urls if (path := local_path(url)) and not path.is_file()]
     if missing:
         raise FileNotFoundError(f"{len(missing)} of {len(urls)} shards do not exist; first {missing[0]}")
     if not urls:
@@ -247,7 +255,8 @@ def _expanded(pattern: str, may_fetch: bool) -> list[str]:
     return urls
 
 
-def _local(url: str) -> Path | None:
+def local_path(url: str) -> Path | None:
+    """Of a shard on this disk; None for a URL elsewhere."""
     parsed = urlparse(url)
     if parsed.scheme == "":
         return Path(url)

@@ -53,7 +53,7 @@ def _received(items: Iterator[Any]) -> Any:
 
 def _death(items: Iterator[Any]) -> str:
     workers = getattr(items, "_workers", [])
-    wait([worker.sentinel for worker in workers], timeout=1)  # its pipes break before it is known to be gone
+    wait([worker.sentinel for worker in workers], timeout=5)  # its pipes break before it is known to be gone
     for worker in workers:
         if worker.exitcode is not None and worker.exitcode < 0:
             return f"data worker {worker.pid} was killed by {signal.Signals(-worker.exitcode).name}"

@@ -12,16 +12,9 @@ import torch
 from torch import Tensor
 
 from adatape.config import Budget
-from adatape.measure.spent import spent_macs, steps_taken
-from adatape.models.adaptive import Adaptive
-from adatape.models.adatape import AdaTape
-from adatape.models.avit import AViT
-from adatape.models.ponder import PonderNet
-from adatape.models.universal import Universal, UViT
-from adatape.reader import TapeReader
+from adatape.models.adaptive import Adaptive, BudgetRange
 from adatape.records import Output
 
-Budgeted = AdaTape | Universal | UViT | PonderNet
 FACTORS = (0.25, 0.5, 0.75, 1.0)  # of the trained threshold, beside the one that scales with steps
 LEVELS = 12  # numbers of steps that a search tries
 FEWEST, MOST = 5, 50  # rounds of timing
@@ -61,31 +54,25 @@ class Target(NamedTuple):
     below_best: bool = False  # an accuracy that is counted down from the best one found
 
 
-def budgeted(model: Adaptive) -> Budgeted:
-    """The model, if its cost can be turned up and down."""
-    if isinstance(model, Budgeted):
-        return model
-    why = "each token halts as it learnt to" if isinstance(model, AViT) else "every sample costs the same"
-    kinds = "AdaTape, UT, U2T, UViT and PonderNet"
-    raise ValueError(f"the model is a {type(model).__name__}, which has no budget: {why}; {kinds} have one")
+def range_of(model: Adaptive) -> BudgetRange:
+    """The budgets that a model has; one without any says why."""
+    found = model.budget_range()
+    if found is None:
+        model.set_budget()  # refuses
+        raise TypeError(f"{type(model).__name__} takes a budget and names no range of them")
+    return found
 
 
 def apply_budget(model: Adaptive, budget: Budget) -> None:
-    model = budgeted(model)
-    if isinstance(model, AdaTape):
-        model.set_budget(budget.steps, budget.threshold)
-    else:
-        model.set_budget(budget.steps)
+    model.set_budget(budget.steps, budget.threshold)
 
 
-def trained_budget(model: Budgeted) -> Budget:
-    if isinstance(model, AdaTape):
-        reading = model.reader.reading
-        return Budget(reading.steps, reading.threshold)
-    return Budget(model.built if isinstance(model, PonderNet) else model.stage.steps)
+def trained_budget(model: Adaptive) -> Budget:
+    known = range_of(model)
+    return Budget(known.most, known.threshold)
 
 
-def scaled_budget(model: Budgeted, steps: int) -> Budget:
+def scaled_budget(model: Adaptive, steps: int) -> Budget:
     """So many steps, and the threshold that goes with them."""
     trained = trained_budget(model)
     if trained.threshold is None or steps <= 0:
@@ -94,7 +81,7 @@ def scaled_budget(model: Budgeted, steps: int) -> Budget:
 
 
 @torch.no_grad()
-def refusal(model: Budgeted, budget: Budget, x: Tensor) -> str | None:
+def refusal(model: Adaptive, budget: Budget, x: Tensor) -> str | None:
     """Why the model cannot have this budget on inputs like these, if it cannot."""
     try:
         apply_budget(model, budget)
@@ -104,16 +91,15 @@ def refusal(model: Budgeted, budget: Budget, x: Tensor) -> str | None:
     return None
 
 
-def grid(model: Budgeted) -> list[Budget]:
+def grid(model: Adaptive) -> list[Budget]:
     """Steps by thresholds, all within what the model was trained for; only reading adaptively has a threshold."""
-    trained, least = trained_budget(model), 0 if isinstance(model, AdaTape) else 1
-    count = min(LEVELS, trained.steps - least + 1)
-    levels = sorted({round(float(level)) for level in torch.linspace(least, trained.steps, count)})
-    threshold = trained.threshold if type(getattr(model, "reader", None)) is TapeReader else None
-    return [budget for steps in levels for budget in _at_steps(model, steps, threshold)]
+    known = range_of(model)
+    count = min(LEVELS, known.most - known.least + 1)
+    levels = sorted({round(float(level)) for level in torch.linspace(known.least, known.most, count)})
+    return [budget for steps in levels for budget in _at_steps(model, steps, known.threshold)]
 
 
-def _at_steps(model: Budgeted, steps: int, threshold: float | None) -> list[Budget]:
+def _at_steps(model: Adaptive, steps: int, threshold: float | None) -> list[Budget]:
     scaled = scaled_budget(model, steps)
     if threshold is None or steps < 2:  # the first token is read whatever the threshold
         return [scaled]
@@ -122,17 +108,17 @@ def _at_steps(model: Budgeted, steps: int, threshold: float | None) -> list[Budg
 
 
 @torch.no_grad()
-def look(model: Budgeted, batches: Iterable[tuple[Tensor, Tensor]]) -> Rows:
+def look(model: Adaptive, batches: Iterable[tuple[Tensor, Tensor]]) -> Rows:
     """One pass in eval mode."""
     model.eval()
     pieces = [_rows(model, model(x, output=True), label) for x, label in batches]
     return Rows(*(torch.cat(column) for column in zip(*pieces, strict=True)))
 
 
-def _rows(model: Budgeted, output: Output, label: Tensor) -> Rows:
+def _rows(model: Adaptive, output: Output, label: Tensor) -> Rows:
     answer = output.logits.argmax(-1)
     confidence = output.logits.float().softmax(-1).gather(1, label[:, None]).squeeze(1)
-    columns = (answer == label, steps_taken(model, output), spent_macs(model, output), confidence, answer, label)
+    columns = (answer == label, model.length_taken(output), model.spent_macs(output), confidence, answer, label)
     return Rows(*(column.cpu() for column in columns))
 
 
@@ -151,7 +137,7 @@ def point(budget: Budget, rows: Rows, milliseconds: dict[int, float]) -> Point:
 
 @torch.no_grad()
 def milliseconds_per_image(
-    model: Budgeted, budgets: Sequence[Budget], x: Tensor, batch: int, seconds: float = 5.0
+    model: Adaptive, budgets: Sequence[Budget], x: Tensor, batch: int, seconds: float = 5.0
 ) -> list[float]:
     """The median over rounds in which every budget takes its turn on the same batches, after one unmeasured round.
 
@@ -173,7 +159,7 @@ def milliseconds_per_image(
     return [statistics.median(row[1:]) for row in took]
 
 
-def _seconds(model: Budgeted, pieces: Sequence[Tensor]) -> float:
+def _seconds(model: Adaptive, pieces: Sequence[Tensor]) -> float:
     wait: Callable[[], None] = torch.cuda.synchronize if pieces[0].is_cuda else lambda: None
     wait()
     began = time.perf_counter()

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from adatape.config import Experiment, Parity
+from adatape.config import Experiment
 from adatape.data.batch import Part
-from adatape.data.images import open_images
-from adatape.data.loaders import Labelled, labelled_images, labelled_sequences
-from adatape.data.parity import Sequences, held_out_set
-from adatape.data.shard_loader import labelled_set
-from adatape.measure.spent import spent_macs
+from adatape.data.loaders import Labelled
+from adatape.data.parity import Sequences
+from adatape.data.sets import open_set
 from adatape.models.adaptive import Adaptive
 from adatape.records import Output
 
@@ -51,22 +48,10 @@ class Telling(NamedTuple):
 
 def spread_batches(experiment: Experiment, samples: int, device: torch.device) -> Iterator[Labelled]:
     """At most `samples` of the test set, spread evenly over it, since sets are often sorted by class."""
-    data = experiment.data
     if samples < 1:
         raise ValueError(f"samples is {samples}; it must be at least 1")
-    if isinstance(data, Parity):
-        return labelled_sequences(held_out_set(data.length, min(samples, data.held_out)), AT_ONCE, Part(), device)
-    workers = min(experiment.engine.workers, 2)
-    if data.source == "shards":  # read one after the other; their order is mixed already
-        return _first(labelled_set(data, "test", AT_ONCE, Part(), device, workers), samples)
-    images = open_images(data, "test")
-    images = images.part(spread(len(images), samples))
-    return labelled_images(images, data.size, AT_ONCE, Part(), device, workers, data.broken)
-
-
-def spread(total: int, count: int) -> np.ndarray:
-    """`count` places among `total`, evenly apart; all of them where there are no more."""
-    return np.arange(total) if count >= total else np.arange(count) * total // count
+    test = open_set(experiment.data, "test").spread(samples)
+    return test.scored(AT_ONCE, Part(), device, min(experiment.engine.workers, 2))
 
 
 @torch.no_grad()
@@ -133,7 +118,7 @@ def _reads(model: Adaptive, x: Tensor, label: Tensor) -> Reads:
         else (tape.length, tape.index, tape.weight.float())
     )
     certainty = chance.gather(1, label[:, None])[:, 0]
-    row = Reads(label, output.logits.argmax(-1), certainty, spent_macs(model, output), length, taken, weight)
+    row = Reads(label, output.logits.argmax(-1), certainty, model.spent_macs(output), length, taken, weight)
     return Reads(*(column.cpu() for column in row))
 
 
@@ -148,12 +133,3 @@ def _summed(reads: Reads, values: Tensor, bank_size: int) -> Tensor:
     sums = values.new_zeros(steps, bank_size + 1)  # a place more, for what is hidden
     place = reads.taken.where(reads.taken >= 0, bank_size).transpose(0, 1).reshape(steps, n * merged)
     return sums.scatter_add(1, place, values.transpose(0, 1).reshape(steps, n * merged))[:, :bank_size]
-
-
-def _first(batches: Iterator[Labelled], samples: int) -> Iterator[Labelled]:
-    left = samples
-    for x, label in batches:
-        yield Labelled(x[:left], label[:left])
-        left -= len(label)
-        if left <= 0:
-            return

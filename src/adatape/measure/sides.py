@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -11,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 
 import timm
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -20,11 +18,9 @@ from adatape.data.batch import Batch
 from adatape.data.loaders import scaled
 from adatape.graph import WARM_UP_CALLS, Tensors, captured, room_to_compile
 from adatape.keyed import keys_of
+from adatape.losses import class_loss
 from adatape.measure.speed import Call, Side
 from adatape.models.adaptive import Adaptive
-from adatape.models.avit import AViT
-from adatape.models.ponder import ponder_loss
-from adatape.reader import TapeReader
 from adatape.recipes.imagenet import INCEPTION
 from adatape.records import Output
 
@@ -34,7 +30,6 @@ Compile = Literal["none", "default", "max-autotune"]
 
 PONDER_WEIGHT = 0.01
 RATE = 1e-5
-NEVER = -30.0  # the logit of a halting score that no number of steps sums up to anything
 SIDES_COMPILED = 64
 
 
@@ -143,7 +138,7 @@ def training_step(model: nn.Module, how: How) -> Callable[..., Tensors]:
     def step(x: Float[Tensor, "n c h w"], target: Int[Tensor, "n"], key: Int[Tensor, "n"]) -> Tensors:
         with _autocast(how):
             given = forward(x, output=True, key=key) if ours else forward(x)
-        loss = loss_of(given, target)
+        loss = loss_of(model, given, target)
         loss.backward()
         adamw.step()
         adamw.zero_grad(set_to_none=True)
@@ -152,13 +147,12 @@ def training_step(model: nn.Module, how: How) -> Callable[..., Tensors]:
     return step
 
 
-def loss_of(given: Tensor | Output, target: Int[Tensor, "n"]) -> Float[Tensor, ""]:
-    """Cross-entropy, and for an adaptive model its length loss."""
+def loss_of(model: Any, given: Tensor | Output, target: Int[Tensor, "n"]) -> Float[Tensor, ""]:
+    """Of a model of ours its own, with the length loss; of another's logits the cross-entropy."""
     if isinstance(given, Tensor):
-        return F.cross_entropy(given.float(), target)
-    each_step = given.steps is not None and given.steps.logits is not None
-    main = ponder_loss(given, target) if each_step else F.cross_entropy(given.logits.float(), target)
-    return main + PONDER_WEIGHT * given.ponder.mean()
+        return class_loss(given, target)
+    loss: Tensor = model.loss(given, target, PONDER_WEIGHT)
+    return loss
 
 
 def feeder(shape: tuple[int, int, int], classes: int, how: How) -> Callable[[], Tensors]:
@@ -195,10 +189,5 @@ def input_shape(model: nn.Module) -> tuple[int, int, int]:
 
 def let_nothing_halt(model: nn.Module) -> None:
     """Every sample takes all that its model's budget allows, which is what the bound on its FLOPs counts."""
-    for module in model.modules():
-        if isinstance(module, TapeReader):  # set here, since set_budget warns of what was not trained for
-            module.threshold = max(float(module.steps), module.threshold)  # no weight is above 1
-        if isinstance(module, AViT):
-            module.beta = -math.inf
-        if isinstance(getattr(module, "halt", None), nn.Linear):
-            nn.init.constant_(module.halt.bias, NEVER)  # type: ignore[arg-type, union-attr]
+    if isinstance(model, Adaptive):
+        model.never_halt()

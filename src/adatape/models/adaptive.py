@@ -1,12 +1,16 @@
-"""The base of every adaptive model: a timm ViT under one prefix, and timm's API. A method writes only `walk`."""
+"""The base of every adaptive model: a timm ViT under one prefix, timm's API, and what differs from model to model.
+
+A method writes `walk`, and overrides what it does otherwise: budget, cost, loss.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from timm.layers import Format
 from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
@@ -15,7 +19,13 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
+from adatape.ablation import FixedTokens
+from adatape.banks import Bank
+from adatape.config import Budget
 from adatape.layout import fill_hidden
+from adatape.losses import LossName, class_loss
+from adatape.macs import Part, total, vit_cost
+from adatape.reader import TapeReader
 from adatape.records import Output, Steps, Tape
 
 
@@ -27,7 +37,14 @@ class Walk(NamedTuple):
     visible: Tensor | None = None  # (b, m) bool; None when every row counts
     tape: Tape | None = None
     steps: Steps | None = None
-    guess: Tensor | None = None  # (b, classes), from before a tape was read
+
+
+class BudgetRange(NamedTuple):
+    """What `set_budget` takes."""
+
+    least: int  # steps: tape tokens, or repetitions of a block
+    most: int
+    threshold: float | None  # of the whole budget; None where halting has none that can be set
 
 
 Visit = Callable[[int, Tensor], None]
@@ -39,6 +56,10 @@ def no_visit(layer: int, tokens: Tensor) -> None:
 
 class Adaptive(nn.Module, ABC):
     """Holds a ViT as `vit`, so its keys are timm's under one prefix, and behaves as a timm model."""
+
+    adapts: ClassVar[str | None] = None  # what it fits to each sample
+    length_name: ClassVar[str] = "steps taken"  # what `length_taken` counts
+    no_budget: ClassVar[str] = "every sample costs the same"  # why, where it has none
 
     def __init__(self, vit: VisionTransformer) -> None:
         super().__init__()
@@ -53,9 +74,65 @@ class Adaptive(nn.Module, ABC):
         walk = self.walk(x, no_visit, key)
         features = self.forward_head(self._settle(self._looked_at(walk)), pre_logits=True)
         logits = self.classify(features)
-        if self.training and walk.guess is not None and not output:
-            return logits + 0 * walk.guess.sum()  # nobody teaches the guess then, but DDP wants its gradient
-        return Output(logits, features, walk.ponder, walk.tape, walk.steps, walk.guess) if output else logits
+        return Output(logits, features, walk.ponder, walk.tape, walk.steps) if output else logits
+
+    def budget_range(self) -> BudgetRange | None:
+        """Which budgets can be set; None where the cost is what it is."""
+        return None
+
+    def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:  # noqa: ARG002
+        """What it may spend from now on; no argument resets."""
+        kinds = "AdaTape, UT, U2T, UViT and PonderNet"
+        name = type(self).__name__
+        raise ValueError(f"the model is a {name}, which has no budget: {self.no_budget}; {kinds} have one")
+
+    def budget(self) -> Budget | None:
+        """What is set now."""
+        return None
+
+    def cost(self, tape: int | None = None) -> list[Part]:
+        """Its parts for one sample that reads `tape` tokens; None is the bound, all that its budget allows."""
+        self.refuse_tape(tape)
+        return vit_cost(self.vit)
+
+    def spent_macs(self, output: Output) -> Tensor:
+        """Multiply-adds of each sample, (b,) int64: the cost formula at its own tape length, depth or tokens."""
+        return torch.full((output.logits.shape[0],), total(self.cost()).macs)
+
+    def length_taken(self, output: Output) -> Tensor:
+        """Tape tokens of each sample, or the steps until it halted, (b,) int64."""
+        if output.tape is not None:
+            return output.tape.length
+        if output.steps is None:
+            return torch.zeros_like(output.logits[:, 0], dtype=torch.int64)
+        taken = (output.steps.weight > 0).sum(1)  # where tokens halt apart, the sample runs as long as any of them
+        return taken.flatten(1).amax(1) if taken.dim() > 1 else taken
+
+    def loss(self, output: Output, target: Tensor, ponder_weight: float = 0.0, kind: LossName = "softmax") -> Tensor:
+        """l = l_main + λ l_ponder; targets are classes or their probabilities."""
+        loss = self.main_loss(output, target, kind)
+        return loss + ponder_weight * output.ponder.mean() if ponder_weight else loss
+
+    def main_loss(self, output: Output, target: Tensor, kind: LossName) -> Tensor:
+        return class_loss(output.logits, target, kind)
+
+    def never_halt(self) -> None:
+        """From now on every sample takes all that the budget allows, which is what the bound on its cost counts."""
+
+    def tape_bank(self) -> Bank | None:
+        """The bank that a tape is read from; None without a tape."""
+        return None
+
+    def tape_reader(self) -> TapeReader | FixedTokens | None:
+        return None
+
+    def export_refusal(self) -> str | None:
+        """Why no graph with a free batch and tape length answers as this model does, if none can."""
+        return None
+
+    def refuse_tape(self, tape: int | None) -> None:
+        if tape is not None:
+            raise ValueError(f"tape is {tape}; {type(self).__name__} reads none")
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Normalised tokens: prefix, patches, then tape; `forward_head` of them is `forward`."""
@@ -176,6 +253,12 @@ class Adaptive(nn.Module, ABC):
     @property
     def feature_info(self) -> list[dict[str, Any]]:
         return [{**info, "module": f"vit.{info['module']}"} for info in self.vit.feature_info]
+
+
+def macs_by_count(counts: Tensor, macs: Callable[[int], int]) -> Tensor:
+    """The formula is asked once for each count that occurs."""
+    table = {count: macs(count) for count in counts.unique().tolist()}
+    return torch.tensor([table[count] for count in counts.tolist()])
 
 
 def filter_checkpoint(state: dict[str, Any], model: Adaptive) -> dict[str, Any]:

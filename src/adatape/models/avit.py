@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 from adatape.act import advance, begin, ponder_cost
 from adatape.graph import fixed
 from adatape.layout import Asked, Packing, ask, everything, key_mask, places, unpack
+from adatape.macs import block_macs, input_tokens, total
 from adatape.models.adaptive import Adaptive, Visit, Walk, no_visit
 from adatape.models.registry import SIZES, register, split
 from adatape.ragged import Packed
-from adatape.records import Steps
+from adatape.records import Output, Steps
 
 
 class AViT(Adaptive):
@@ -29,6 +31,9 @@ class AViT(Adaptive):
     `alpha_p · ponder.mean()` is the paper's two terms when `prior_weight` is alpha_d / alpha_p. `prior_mean` is the
     layer, counted from 0, around which tokens should halt; shallow ViTs take their last but one.
     """
+
+    adapts: ClassVar[str | None] = "tokens"
+    no_budget: ClassVar[str] = "each token halts as it learnt to"
 
     def __init__(
         self,
@@ -58,6 +63,20 @@ class AViT(Adaptive):
     def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:  # noqa: ARG002
         removes = self.packed and not self.training and not fixed()
         return self._removing(self.embed(x), visit) if removes else self._masking(self.embed(x), visit)
+
+    def spent_macs(self, output: Output) -> Tensor:
+        """Tokens that have halted are gone: each block costs what its remaining tokens cost."""
+        if output.steps is None:
+            return super().spent_macs(output)
+        blocks, inputs = self.vit.blocks, input_tokens(self.vit)
+        rest = total(self.cost()).macs - sum(block_macs(block, inputs) for block in blocks)
+        left = tokens_per_layer(output.steps.weight).long().tolist()
+        return torch.tensor(
+            [rest + sum(block_macs(block, n) for block, n in zip(blocks, row, strict=True)) for row in left]
+        )
+
+    def never_halt(self) -> None:
+        self.beta = -math.inf
 
     def _masking(self, tokens: Tensor, visit: Visit) -> Walk:
         """Every block for all tokens; nobody attends to those that halted, and they stay as they are."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import torch
 from annotated_types import Ge, Le
 
-from adatape.config import Depth, NotNegative, PartialShare, Pixels, Positive, Quantity, QuantityOrZero, Reading, Width
+from adatape.config import Depth, PartialShare, Pixels, Positive, Quantity, QuantityOrZero, Reading, Width
 from adatape.validation import check_values, first_line
 
 T = TypeVar("T")
@@ -34,9 +34,6 @@ class OptionLimits:
     mlp_ratio: Annotated[float, Ge(0), Le(1000)]
     reg_tokens: QuantityOrZero
     layer: QuantityOrZero
-    leave: QuantityOrZero | None
-    still: QuantityOrZero | None
-    haste: NotNegative
     drop_rate: PartialShare
     pos_drop_rate: PartialShare
     patch_drop_rate: PartialShare

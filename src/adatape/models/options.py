@@ -18,6 +18,7 @@ from adatape.config import Reading
 from adatape.models import making, retrofit
 from adatape.models.adatape import AdaTape
 from adatape.models.avit import AViT
+from adatape.models.join import TapeJoin
 from adatape.models.ponder import PonderNet
 from adatape.models.universal import UniversalStage, build_uvit
 from adatape.models.vit import build_vit3ffn
@@ -45,9 +46,9 @@ def _written_kinds(hint: Any) -> list[Any]:
     return [hint] if hint in WORDS or get_origin(hint) is Literal or numbers else []
 
 
-WRAPPING = _named_kinds(making.wrap, AdaTape, Reading)
+WRAPPING = _named_kinds(making.wrap, AdaTape, TapeJoin, Reading)
 SHAPING = _named_kinds(
-    *(making.build, making.wrap, AdaTape, Reading, retrofit.build),
+    *(making.build, making.wrap, AdaTape, TapeJoin, Reading, retrofit.build),
     *(build_uvit, UniversalStage, AViT, PonderNet, build_vit3ffn, VisionTransformer),
 )
 

@@ -12,11 +12,14 @@ from jaxtyping import Float, Int
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from adatape.act import NEVER
 from adatape.graph import fixed
 from adatape.keyed import uniform
-from adatape.models.adaptive import Adaptive, Visit, Walk
+from adatape.losses import LossName
+from adatape.macs import Part, block_macs, embedding_cost, head_cost, input_tokens, linear_macs, parameter_count
+from adatape.models.adaptive import Visit, Walk
 from adatape.models.registry import SIZES, register, split
-from adatape.models.universal import budget, sinusoid
+from adatape.models.universal import Repeating, sinusoid
 from adatape.records import Output, Steps
 
 Halting = Literal["expected", "sample"]
@@ -83,7 +86,7 @@ class Trace(NamedTuple):
     answer: Tensor | None  # (b,) int64
 
 
-class PonderNet(Adaptive):
+class PonderNet(Repeating):
     """One shared block, repeated; step n answers y_n and halts with probability λ_n, the last one for certain.
 
     Training answers by the expectation Σ p_n y_n. Inference answers by one step: `halting="expected"` takes the one
@@ -113,9 +116,39 @@ class PonderNet(Adaptive):
         nn.init.zeros_(self.halt.weight)
         nn.init.constant_(self.halt.bias, math.log(lambda_p / (1 - lambda_p)) if halting_bias is None else halting_bias)
 
-    def set_budget(self, steps: int | None = None) -> None:
-        """The most steps to take, from now on; no argument resets. The prior ends where the steps do."""
-        self.steps = budget(steps, self.built)
+    @property
+    def built_steps(self) -> int:
+        return self.built
+
+    def parts(self, steps: int) -> list[Part]:
+        """One answer, whatever the steps; with `output=True` each step answers."""
+        vit, macs = self.vit, steps * block_macs(self.vit.blocks[0], input_tokens(self.vit))
+        return [
+            embedding_cost(vit),
+            Part("halting", parameter_count(self.halt), steps * linear_macs(self.halt)),
+            Part("blocks", parameter_count(vit.blocks, vit.norm), macs),
+            head_cost(vit),
+        ]
+
+    def length_taken(self, output: Output) -> Tensor:
+        """The expected steps, rounded."""
+        if output.steps is None:
+            return super().length_taken(output)
+        weight = output.steps.weight
+        numbers = torch.arange(1, weight.shape[1] + 1, device=weight.device)
+        return ((weight * numbers).sum(1) + 0.5).long()
+
+    def main_loss(self, output: Output, target: Tensor, kind: LossName) -> Tensor:  # noqa: ARG002
+        """Every step answers, and each answer's loss counts by its share."""
+        return ponder_loss(output, target)
+
+    def never_halt(self) -> None:
+        nn.init.constant_(self.halt.bias, NEVER)
+
+    def export_refusal(self) -> str | None:
+        if self.halting == "sample":
+            return "halting is 'sample'; an exported graph answers the same each time, so use 'expected'"
+        return None
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         """Logits alone need no step after the one that answers; `Output` tells p and so takes them all."""

@@ -12,13 +12,13 @@ from timm.models.vision_transformer import VisionTransformer
 
 from adatape.models.adaptive import Adaptive, filter_checkpoint
 from adatape.models.adatape import AdaTape
-from adatape.models.making import READING_FIELDS, wrap
+from adatape.models.making import JOIN_FIELDS, READING_FIELDS, wrap
 from adatape.models.registry import SETTINGS, split
 
 default_cfgs = generate_default_cfgs({"adatape": SETTINGS})  # timm looks this name up
 ABOUT_IMAGES = ("input_size", "num_classes", "mean", "std", "interpolation", "crop_pct", "crop_mode", "license")
-OWN = {*inspect.signature(wrap).parameters, *inspect.signature(AdaTape).parameters, *READING_FIELDS}
-OWN -= {"vit", "reading", "options"}
+OWN = {*inspect.signature(wrap).parameters, *inspect.signature(AdaTape).parameters, *JOIN_FIELDS, *READING_FIELDS}
+OWN -= {"vit", "reading", "join", "options"}
 # timm.create_model takes files and addresses of weights too, which the config.json of a release could name.
 BACKBONES = inspect.signature(VisionTransformer).parameters
 

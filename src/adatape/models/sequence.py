@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from adatape.banks import Bank
 from adatape.config import SequenceModel
 from adatape.encoder import TapeBlocksFrom
-from adatape.models.adatape import AdaTape
+from adatape.macs import linear_macs
+from adatape.models.adatape import AdaTape, TapeJoin
 from adatape.models.plain import Plain
 from adatape.models.universal import Universal
 
@@ -30,6 +31,9 @@ class SymbolEmbed(Bank):
         lecun_normal_(self.proj.weight)
         nn.init.zeros_(self.proj.bias)
 
+    def token_macs(self) -> int:
+        return self.size * linear_macs(self.proj)
+
     def forward(self, symbols: Int[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
         return self.proj(F.one_hot(symbols + 1, SYMBOLS).to(self.proj.weight.dtype))
 
@@ -42,6 +46,9 @@ class NoTokens(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
+
+    def token_macs(self) -> int:
+        return 0
 
     def forward(self, symbols: Int[Tensor, "b n"]) -> Float[Tensor, "b 0 d"]:
         return symbols.new_zeros(symbols.shape[0], 0, self.width).float()
@@ -72,4 +79,5 @@ def build_sequence_model(config: SequenceModel, length: int, classes: int = 2) -
     if config.reading is None:
         return Plain(vit)
     bank = SymbolEmbed(length, config.width)
-    return AdaTape(vit, bank, config.reading, reader=config.reader, layer=config.layer, tape_ffn=config.tape_ffn)
+    join = TapeJoin(layer=config.layer, tape_ffn=config.tape_ffn)
+    return AdaTape(vit, bank, config.reading, join, reader=config.reader)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from adatape.act import Act, advance, begin, ponder_cost
+from adatape.act import NEVER, Act, advance, begin, ponder_cost
+from adatape.config import Budget
 from adatape.graph import fixed
-from adatape.models.adaptive import Adaptive, Visit, Walk
+from adatape.macs import Part, block_macs, embedding_cost, head_cost, input_tokens, linear_macs, parameter_count, total
+from adatape.models.adaptive import Adaptive, BudgetRange, Visit, Walk, macs_by_count
 from adatape.models.registry import SIZES, register, split
-from adatape.records import Steps
+from adatape.records import Output, Steps
 
 Level = Literal["sample", "token"]
 
@@ -62,6 +65,9 @@ class UniversalStage(nn.Module):
         assert act is not None
         return out, act, torch.stack(weights, 1)
 
+    def cost(self, inputs: int, steps: int) -> Part:
+        return Part("halting", parameter_count(self), steps * inputs * linear_macs(self.halt))
+
     def _score(self, x: Tensor) -> Tensor:
         p = self.halt(x).squeeze(-1).float().sigmoid()
         return p if self.level == "token" else p.mean(1)
@@ -81,7 +87,47 @@ def sinusoid(count: int, width: int, device: torch.device | None = None) -> Floa
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width]
 
 
-class Universal(Adaptive):
+class Repeating(Adaptive):
+    """A model that repeats blocks up to `steps` times: its budget, and what a sample cost that stopped earlier."""
+
+    adapts: ClassVar[str | None] = "depth"
+    steps: int  # the most to take
+
+    @property
+    @abstractmethod
+    def built_steps(self) -> int:
+        """As many as it was built for."""
+
+    @abstractmethod
+    def parts(self, steps: int) -> list[Part]:
+        """Its cost where so many steps are taken."""
+
+    def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
+        """The most steps to take, from now on; no argument resets."""
+        if threshold is not None:
+            raise ValueError(f"threshold is {threshold}; {type(self).__name__} has steps alone to set")
+        if steps is not None and not 1 <= steps <= self.built_steps:
+            limit = f"between 1 and the {self.built_steps} that the model was built for"
+            raise ValueError(f"steps is {steps}; it must be {limit}")
+        self.steps = self.built_steps if steps is None else steps
+
+    def budget_range(self) -> BudgetRange:
+        return BudgetRange(1, self.built_steps, None)
+
+    def budget(self) -> Budget:
+        return Budget(self.steps)
+
+    def cost(self, tape: int | None = None) -> list[Part]:
+        self.refuse_tape(tape)
+        return self.parts(self.steps)
+
+    def spent_macs(self, output: Output) -> Tensor:
+        if output.steps is None:
+            return super().spent_macs(output)
+        return macs_by_count(self.length_taken(output), lambda steps: total(self.parts(steps)).macs)
+
+
+class Universal(Repeating):
     """The ViT's blocks as one universal stage: one shared block is a Universal Transformer, as many as steps is U2T."""
 
     def __init__(self, vit: VisionTransformer, steps: int, **options: Any) -> None:
@@ -91,9 +137,17 @@ class Universal(Adaptive):
         self.stage = UniversalStage(vit.embed_dim, steps, **options)
         self.steps = steps
 
-    def set_budget(self, steps: int | None = None) -> None:
-        """The most steps to take, from now on; no argument resets."""
-        self.steps = budget(steps, self.stage.steps)
+    @property
+    def built_steps(self) -> int:
+        return self.stage.steps
+
+    def parts(self, steps: int) -> list[Part]:
+        blocks = list(self.vit.blocks)
+        repeated = [blocks[t % len(blocks)] for t in range(steps)]
+        return stage_cost(self.vit, self.stage, steps, repeated, blocks)
+
+    def never_halt(self) -> None:
+        nn.init.constant_(self.stage.halt.bias, NEVER)
 
     def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:  # noqa: ARG002
         blocks = self.vit.blocks
@@ -111,7 +165,7 @@ class Universal(Adaptive):
         return Walk(tokens, per_sample(ponder_cost(act)), steps=Steps(weights))
 
 
-class UViT(Adaptive):
+class UViT(Repeating):
     """A universal stage of one shared block next to the input, and a whole ViT above it (or, unstable, below)."""
 
     def __init__(
@@ -122,9 +176,16 @@ class UViT(Adaptive):
         self.stage = UniversalStage(vit.embed_dim, steps, **options)
         self.steps = steps
 
-    def set_budget(self, steps: int | None = None) -> None:
-        """The most steps of the universal stage, from now on; no argument resets."""
-        self.steps = budget(steps, self.stage.steps)
+    @property
+    def built_steps(self) -> int:
+        return self.stage.steps
+
+    def parts(self, steps: int) -> list[Part]:
+        blocks = list(self.vit.blocks)
+        return stage_cost(self.vit, self.stage, steps, [self.block] * steps + blocks, [self.block, *blocks])
+
+    def never_halt(self) -> None:
+        nn.init.constant_(self.stage.halt.bias, NEVER)
 
     def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:  # noqa: ARG002
         tokens = self.embed(x)
@@ -146,11 +207,14 @@ def per_sample(ponder: Tensor) -> Float[Tensor, "b"]:
     return ponder.mean(1) if ponder.dim() == 2 else ponder
 
 
-def budget(steps: int | None, built: int) -> int:
-    """The steps that were asked for, or all that the model was built for."""
-    if steps is not None and not 1 <= steps <= built:
-        raise ValueError(f"steps is {steps}; it must be between 1 and the {built} that the model was built for")
-    return built if steps is None else steps
+def stage_cost(
+    vit: VisionTransformer, stage: UniversalStage, steps: int, runs: list[nn.Module], held: list[nn.Module]
+) -> list[Part]:
+    """Of the blocks that run, one after the other, and of those that are held, shared or not."""
+    inputs = input_tokens(vit)
+    macs = sum(block_macs(block, inputs) for block in runs)
+    blocks = Part("blocks", parameter_count(*held, vit.norm), macs)
+    return [embedding_cost(vit), stage.cost(inputs, steps), blocks, head_cost(vit)]
 
 
 STAGE_OPTIONS = ("level", "signals", "halting_bias", "epsilon")

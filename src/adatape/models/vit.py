@@ -11,6 +11,7 @@ from jaxtyping import Float
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from adatape.macs import linear_macs
 from adatape.models.plain import Plain
 from adatape.models.registry import SIZES, register
 
@@ -69,6 +70,11 @@ class ThreeFeedForwards(Block):
     ) -> Float[Tensor, "b n d"]:
         x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), attn_mask=attn_mask, is_causal=is_causal)))
         return x + self.drop_path2(self.ls2(self._feed_forward(self.norm2(x))))
+
+    def feed_forward_macs(self, inputs: int, tape: int) -> int:  # noqa: ARG002
+        first = (inputs - 1) // 2
+        fed = ((1, self.mlp), (first, self.mlp_first), (inputs - 1 - first, self.mlp_second))
+        return sum(rows * linear_macs(mlp) for rows, mlp in fed)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         half = 1 + (x.shape[1] - 1) // 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from adatape.config import Images, Parity
-from adatape.models.adatape import AdaTape
+from adatape.serve.bodies import BodyLimit
 from adatape.serve.budgets import as_dict, for_length
 from adatape.serve.engine import Answer
-from adatape.serve.limits import BodyLimit, Token
+from adatape.serve.fair import client_of
+from adatape.serve.limits import Hosts, SafeHeaders, Token
 from adatape.serve.metrics import Counted
 from adatape.serve.served import Served, description
 from adatape.serve.service import Limits, Service
@@ -28,11 +30,37 @@ from adatape.serve.uploads import read_form
 
 PAGE = Path(__file__).parent / "page"
 PLACEHOLDER = "<!doctype html><title>adatape</title><p>The server runs; its page is not installed."
-PATHS = ("/v1/classify", "/v1/model", "/v1/heatmap", "/v1/examples", "/v1/parity", "/healthz", "/metrics", "/")
+PATHS = (
+    "/v1/classify",
+    "/v1/model",
+    "/v1/heatmap",
+    "/v1/examples",
+    "/v1/parity",
+    "/healthz",
+    "/readyz",
+    "/metrics",
+    "/",
+)
+
+
+JSON = "application/json"
+BYTES_A_SYMBOL, BYTES_AROUND = 16, 1024  # of a sequence as JSON, spaces and line ends included
+
+
+class App(FastAPI):
+    """FastAPI's own answer to an unforeseen error comes from its outermost layer; headers go around that too."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return SafeHeaders(super().build_middleware_stack())
 
 
 def create_app(
-    served: Served, *, device: str = "cpu", token: str | None = None, limits: Limits | None = None
+    served: Served,
+    *,
+    device: str = "cpu",
+    token: str | None = None,
+    limits: Limits | None = None,
+    hosts: Collection[str] = (),
 ) -> FastAPI:
     """The application of one model; `app.state.service` is what its paths share."""
     service = Service(served, device, limits or Limits())
@@ -43,44 +71,46 @@ def create_app(
         yield
         await service.close()
 
-    app = FastAPI(title="adatape", lifespan=life, docs_url=None, redoc_url=None)
+    app = App(title="adatape", lifespan=life, docs_url=None, redoc_url=None)
     app.state.service = service
     app.add_exception_handler(RequestValidationError, _one_line)  # type: ignore[arg-type]
     _add_model_paths(app, service)
     _add_watching_paths(app, service)
     static = _add_page(app)
     # The last added is the outermost: what the token or the limit refuses is counted too.
-    app.add_middleware(BodyLimit, most=service.limits.body, held=service.limits.bodies)
+    app.add_middleware(BodyLimit, bodies=service.bodies)
     if token is not None:
-        app.add_middleware(Token, token=token, open_paths={"/healthz", *static})
+        app.add_middleware(Token, token=token, open_paths={"/healthz", "/readyz", *static})
+    app.add_middleware(Hosts, names=hosts)
     app.add_middleware(Counted, metrics=service.metrics, paths=PATHS)
     return app
 
 
 def _add_model_paths(app: FastAPI, service: Service) -> None:
     @app.post("/v1/classify")
-    async def classify(request: Request) -> dict[str, Any]:
+    async def classify(request: Request) -> Response:
         _only(service, Images)
         form = await read_form(request, service.limits.images)
         given = form.fields
         setting = service.setting(given.get("steps"), given.get("threshold"), given.get("latency_ms"))
         top = given.get("top", 5)
-        if top < 1:
-            raise HTTPException(422, f"top is {top}; it must be at least 1")
+        if not 1 <= top <= service.limits.top:
+            raise HTTPException(422, f"top is {top}; it must be 1 to {service.limits.top}")
+        answered = await service.classify(form.files, setting, client_of(request.scope), request.is_disconnected)
         results = [
             {**_told(service, answer, top, given.get("tape", False)), "image": {"width": width, "height": height}}
-            for (_, width, height), answer in await service.classify(form.files, setting)
+            for (_, width, height), answer in answered
         ]
-        return {"results": results, "budget": as_dict(setting)}
+        return JSONResponse({"results": results, "budget": as_dict(setting)})
 
     @app.post("/v1/parity")
     async def parity(request: Request) -> dict[str, Any]:
         length = _only(service, Parity).length
-        symbols, steps, threshold = _sequence(await request.body(), length)
-        if len(symbols) != length and not isinstance(service.served.model, AdaTape):
+        symbols, steps, threshold = _sequence(await _short_body(request, length), length)
+        if len(symbols) != length and service.served.model.tape_bank() is None:
             raise HTTPException(422, f"symbols has {len(symbols)} entries; this model has positions for {length} only")
         setting = for_length(service.setting(steps, threshold), service.engine.budgets, len(symbols))
-        answer = await service.parity(torch.tensor(symbols), setting)
+        answer = await service.parity(torch.tensor(symbols), setting, client_of(request.scope))
         return {
             "prediction": answer.order[0],
             "probability": answer.probability[0],
@@ -96,25 +126,30 @@ def _add_watching_paths(app: FastAPI, service: Service) -> None:
     told = {
         **description(service.served),
         "latency_ms": [{"steps": steps, "ms": ms} for steps, ms in latency.items()],
-        "limits": {"images": limits.images, "bytes": limits.body},
+        "limits": {"images": limits.images, "bytes": limits.body, "pixels": limits.pixels},
     }
+    rendered = JSONResponse(told).body
 
     @app.get("/v1/model")
-    async def model() -> dict[str, Any]:
-        return told
+    async def model() -> Response:
+        return Response(rendered, media_type=JSON)
 
     @app.get("/v1/heatmap")
-    async def heatmap(steps: int | None = None) -> dict[str, Any]:
-        return await service.gallery.heatmap(service.setting(steps, None))
+    async def heatmap(steps: int | None = None) -> Response:
+        return Response(await service.gallery.heatmap(service.setting(steps, None)), media_type=JSON)
 
     @app.get("/v1/examples")
-    def examples(count: int = 12) -> dict[str, Any]:
-        return {"examples": service.gallery.examples(count)}
+    async def examples(count: int = 12) -> Response:
+        return Response(await service.gallery.examples(count), media_type=JSON)
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        draining = service.batcher.draining
-        return JSONResponse({"status": "draining" if draining else "ok"}, 503 if draining else 200)
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        reason = service.unready()
+        return JSONResponse({"status": reason or "ready"}, 503 if reason else 200)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -156,6 +191,14 @@ def _spent(answer: Answer) -> dict[str, Any]:
 
 def _tape(answer: Answer) -> list[dict[str, Any]]:
     return [{"index": i, "weight": w} for i, w in zip(answer.taken, answer.weight, strict=True)]
+
+
+async def _short_body(request: Request, length: int) -> bytes:
+    """JSON is parsed between two requests of others, so that there must not be much of it."""
+    body, most = await request.body(), BYTES_AROUND + BYTES_A_SYMBOL * length
+    if len(body) > most:
+        raise HTTPException(413, f"the body has {len(body):,} bytes; for {length} symbols at most {most:,} are read")
+    return body
 
 
 def _sequence(body: bytes, length: int) -> tuple[list[int], int | None, float | None]:

@@ -1,4 +1,4 @@
-"""Requests of one budget run together, oldest first, in one thread: no short reading ever waits inside a long one."""
+"""Requests of one budget run together in one thread, those of the least served client first, then the oldest."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from torch import Tensor
 
 from adatape.serve.budgets import Setting
 from adatape.serve.engine import Answer
+from adatape.serve.fair import LOCAL, Client, Room, Shares
 
 Kind = tuple[Setting, torch.Size]  # what may share a batch
 Run = Callable[[Sequence[Tensor], Setting], list[Answer]]
 
 
 class Full(Exception):  # noqa: N818
-    """More samples are waiting than the queue takes."""
+    """More samples are waiting than the queue takes, or than it takes of one client."""
 
 
 class Draining(Exception):  # noqa: N818
@@ -41,11 +42,18 @@ class Batcher:
         for name, value in (("queue", queue), ("batch", batch)):
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        self.run, self.queue, self.batch, self.window = run, queue, batch, window
-        self.depth = 0  # samples accepted and not yet answered
+        self.run, self.batch, self.window = run, batch, window
+        self.room = Room(queue)
         self.draining = False
-        self._groups: dict[Kind, deque[Waiting]] = {}
+        self.running_since: float | None = None  # the batch that the model has now
+        self._shares = Shares()
+        self._groups: dict[Kind, dict[Client, deque[Waiting]]] = {}
         self._thread = ThreadPoolExecutor(1, "model")
+
+    @property
+    def depth(self) -> int:
+        """Samples accepted and not yet answered."""
+        return self.room.used
 
     async def start(self) -> None:
         self._changed, self._full = asyncio.Event(), asyncio.Event()
@@ -63,27 +71,26 @@ class Batcher:
         self.draining = True
 
     @contextmanager
-    def admitted(self, count: int) -> Iterator[None]:
+    def admitted(self, count: int, client: Client = LOCAL) -> Iterator[None]:
         """Room for so many samples, before any work is spent on them."""
         if self.draining:
             raise Draining
-        if self.depth + count > self.queue:
-            raise Full
-        self.depth += count
+        if not self.room.take(client, count):
+            raise Full(client)
         try:
             yield
         finally:
-            self.depth -= count
+            self.room.give(client, count)
             self._changed.set()
 
-    async def ask(self, samples: Sequence[Tensor], setting: Setting) -> list[Answer]:
+    async def ask(self, samples: Sequence[Tensor], setting: Setting, client: Client = LOCAL) -> list[Answer]:
         """The answers of samples of one shape that were admitted."""
         loop, now = asyncio.get_running_loop(), time.monotonic()
         waiting = [Waiting(sample, now, loop.create_future()) for sample in samples]
-        group = self._groups.setdefault((setting, samples[0].shape), deque())
-        group.extend(waiting)
+        group = self._groups.setdefault((setting, samples[0].shape), {})
+        group.setdefault(client, deque()).extend(waiting)
         self._changed.set()
-        if len(group) >= self.batch:
+        if _size(group) >= self.batch:
             self._full.set()
         return await asyncio.gather(*(each.answer for each in waiting))
 
@@ -95,7 +102,7 @@ class Batcher:
         while True:
             if self._groups:
                 await self._company()
-                await self._run_batch(*self._oldest())
+                await self._run_batch(*self._next())
             elif self.draining and self.depth == 0:
                 return
             else:
@@ -105,24 +112,35 @@ class Batcher:
     async def _company(self) -> None:
         """Waits until the oldest has waited long enough, or a batch is full."""
         self._full.clear()
-        if any(len(group) >= self.batch for group in self._groups.values()):
+        if any(_size(group) >= self.batch for group in self._groups.values()):
             return
-        left = min(group[0].since for group in self._groups.values()) + self.window - time.monotonic()
+        oldest = min(queue[0].since for group in self._groups.values() for queue in group.values())
+        left = oldest + self.window - time.monotonic()
         if left > 0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._full.wait(), left)
 
-    def _oldest(self) -> tuple[Setting, list[Waiting]]:
-        kind = min(self._groups, key=lambda each: self._groups[each][0].since)
+    def _next(self) -> tuple[Setting, list[Waiting]]:
+        kind = min(self._groups, key=lambda each: self._order(self._groups[each]))
         group = self._groups[kind]
-        taken = [group.popleft() for _ in range(min(self.batch, len(group)))]
+        taken: list[Waiting] = []
+        while group and len(taken) < self.batch:
+            client = min(group, key=lambda each: (self._shares.rank(each), group[each][0].since))
+            taken.append(group[client].popleft())
+            self._shares.charge(client)
+            if not group[client]:
+                del group[client]
         if not group:
             del self._groups[kind]
         return kind[0], [each for each in taken if not each.answer.done()]  # done: its client has gone
 
+    def _order(self, group: dict[Client, deque[Waiting]]) -> tuple[tuple[float, float], float]:
+        return min((self._shares.rank(client), queue[0].since) for client, queue in group.items())
+
     async def _run_batch(self, setting: Setting, waiting: list[Waiting]) -> None:
         if not waiting:
             return
+        self.running_since = time.monotonic()
         try:
             answers = await self.alone(self.run, [each.sample for each in waiting], setting)
         except Exception as error:  # whatever the model raises is for those who asked; the others go on
@@ -130,6 +148,12 @@ class Batcher:
                 if not each.answer.done():
                     each.answer.set_exception(error)
             return
+        finally:
+            self.running_since = None
         for each, answer in zip(waiting, answers, strict=True):
             if not each.answer.done():
                 each.answer.set_result(answer)
+
+
+def _size(group: dict[Client, deque[Waiting]]) -> int:
+    return sum(len(queue) for queue in group.values())

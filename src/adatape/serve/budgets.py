@@ -6,11 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from adatape.ablation import FixedTokens
 from adatape.models.adaptive import Adaptive
-from adatape.models.adatape import AdaTape
-from adatape.models.ponder import PonderNet
-from adatape.models.universal import Universal, UViT
 from adatape.reader import TapeReader
 
 MEASURED = 8  # budgets whose latency is known; where there are more, they double
@@ -35,19 +31,11 @@ class Budgets(NamedTuple):
 
 def budgets_of(model: Adaptive) -> Budgets:
     """The range that the model was built with, and the budget it is set to now."""
-    match model:
-        case AdaTape(reader=FixedTokens() as reader):
-            return Budgets(0, reader.reading.steps, None, None, Setting(reader.steps))
-        case AdaTape(reader=TapeReader() as reader):
-            built = reader.reading
-            return Budgets(
-                0, built.steps, built.threshold, built.merged, Setting(reader.steps, float(reader.threshold))
-            )
-        case Universal() | UViT():
-            return Budgets(1, model.stage.steps, None, None, Setting(model.steps))
-        case PonderNet():
-            return Budgets(1, model.built, None, None, Setting(model.steps))
-    return Budgets(None, None, None, None, Setting())
+    known, now, reader = model.budget_range(), model.budget(), model.tape_reader()
+    if known is None or now is None:
+        return Budgets(None, None, None, None, Setting())
+    merge = reader.reading.merged if isinstance(reader, TapeReader) else None
+    return Budgets(known.least, known.most, known.threshold, merge, Setting(now.steps, now.threshold))
 
 
 def setting_of(budgets: Budgets, steps: int | None, threshold: float | None) -> Setting:

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from adatape.measure.cost import cost, input_tokens, total
-from adatape.measure.spent import spent_macs
 from adatape.models.adaptive import Adaptive
-from adatape.models.adatape import AdaTape
 from adatape.models.sequence import SymbolEmbed
 from adatape.records import Output
 from adatape.serve.budgets import Budgets, Setting, budgets_of, measured_settings
@@ -51,8 +49,9 @@ class Engine:
         """Samples are pixels (c, s, s) or symbols (n,), all of one shape."""
         began = time.perf_counter()
         self._set(setting)
-        if isinstance(self.model, AdaTape) and isinstance(self.model.bank, SymbolEmbed):
-            self.model.bank.size = samples[0].shape[0]  # a shorter sequence is a smaller bank, and costs less
+        bank = self.model.tape_bank()
+        if isinstance(bank, SymbolEmbed):
+            bank.size = samples[0].shape[0]  # a shorter sequence is a smaller bank, and costs less
         output: Output = self.model(scaled(torch.stack(list(samples)).to(self.device)), output=True)
         logits = output.logits.float().cpu()
         ms = (time.perf_counter() - began) * 1000
@@ -69,26 +68,23 @@ class Engine:
     def _set(self, setting: Setting) -> None:
         if setting == self._current:
             return
-        if setting.threshold:
-            self.model.set_budget(setting.steps, setting.threshold)  # type: ignore[operator]
-        else:
-            self.model.set_budget(setting.steps)  # type: ignore[operator]
+        self.model.set_budget(setting.steps, setting.threshold or None)
         self._current = setting
 
     def _halted(self, length: int, setting: Setting) -> bool:
-        return isinstance(self.model, AdaTape) and setting.steps is not None and length < setting.steps
+        return self.model.tape_bank() is not None and setting.steps is not None and length < setting.steps
 
     def _gflops(self, output: Output) -> list[float]:
         """The cost formula is asked once for each length; what repeats blocks is counted sample by sample."""
         if output.steps is not None:
-            return [macs / 1e9 for macs in spent_macs(self.model, output).tolist()]
+            return [macs / 1e9 for macs in self.model.spent_macs(output).tolist()]
         lengths = [0] * len(output.logits) if output.tape is None else output.tape.length.tolist()
-        bank = self.model.bank.size if isinstance(self.model, AdaTape) else 0
+        bank = self.model.tape_bank()
+        size = 0 if bank is None else bank.size
         for length in {*lengths}:
-            if (bank, length) not in self._costs:
-                tape = length if isinstance(self.model, AdaTape) else None
-                self._costs[bank, length] = total(cost(self.model, tape)).macs / 1e9
-        return [self._costs[bank, length] for length in lengths]
+            if (size, length) not in self._costs:
+                self._costs[size, length] = total(cost(self.model, None if bank is None else length)).macs / 1e9
+        return [self._costs[size, length] for length in lengths]
 
     def check(self, sample: Tensor) -> None:
         """Refuses a model whose weights lead nowhere, before anyone asks it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,6 @@ from starlette.exceptions import HTTPException
 from adatape.banks import InputBank
 from adatape.data.decode import BrokenImage
 from adatape.data.imageset import ImageSet
-from adatape.models.adatape import AdaTape
 from adatape.serve.batcher import Batcher
 from adatape.serve.budgets import Setting
 from adatape.serve.engine import Answer, Engine
@@ -23,7 +23,7 @@ from adatape.serve.pictures import seen
 from adatape.serve.served import Served
 
 COUNTED, AT_ONCE = 500, 32
-MOST_EXAMPLES = 100
+MOST_EXAMPLES, EXAMPLES_BYTES = 100, 4_000_000
 
 
 class Gallery:
@@ -31,34 +31,32 @@ class Gallery:
 
     def __init__(self, served: Served, engine: Engine, batcher: Batcher) -> None:
         self.served, self.engine, self.batcher = served, engine, batcher
-        self._heatmaps: dict[Setting, dict[str, Any]] = {}
-        self._one_at_a_time = asyncio.Lock()
+        self._heatmaps: dict[Setting, bytes] = {}
+        self._examples: list[bytes] | None = None
+        self._one_at_a_time, self._encoding = asyncio.Lock(), asyncio.Lock()
 
-    def examples(self, count: int) -> list[dict[str, Any]]:
-        """Images spread over the classes, as the model should get them."""
+    async def examples(self, count: int) -> bytes:
+        """JSON of images spread over the classes, as the model should get them; fewer where they are large."""
         if not 1 <= count <= MOST_EXAMPLES:
             raise HTTPException(422, f"count is {count}; it must be 1 to {MOST_EXAMPLES}")
         images = self._images()
-        return [
-            {
-                "image": data_url(image),
-                "label": int(images.labels[row]),
-                "name": images.names[int(images.labels[row])],
-            }
-            for row, image in _readable(images, _by_turns(images.labels)[:count])
-        ]
+        async with self._encoding:
+            if self._examples is None:
+                self._examples = await asyncio.to_thread(_encoded, images)
+        return b'{"examples":[%s]}' % b",".join(self._examples[:count])
 
-    async def heatmap(self, setting: Setting) -> dict[str, Any]:
+    async def heatmap(self, setting: Setting) -> bytes:
+        """JSON of how often, and with which weight, each bank token is read."""
         async with self._one_at_a_time:
             if setting not in self._heatmaps:
-                self._heatmaps[setting] = await self._counted(setting)
+                self._heatmaps[setting] = json.dumps(await self._counted(setting)).encode()
             return self._heatmaps[setting]
 
     async def _counted(self, setting: Setting) -> dict[str, Any]:
-        model = self.served.model
-        if not isinstance(model, AdaTape) or not isinstance(model.bank, InputBank):
+        bank = self.served.model.tape_bank()
+        if not isinstance(bank, InputBank):
             raise HTTPException(404, "this model has no bank of image patches, so there is nothing to map")
-        images, bank = self._images(), model.bank
+        images = self._images()
         counts, weights = np.zeros((2, setting.steps or 0, bank.size))
         rows, total = np.linspace(0, len(images) - 1, min(COUNTED, len(images))).astype(int), 0
         for start in range(0, len(rows), AT_ONCE):
@@ -83,6 +81,18 @@ class Gallery:
         if self.served.images is None:
             raise HTTPException(404, self.served.missing)
         return self.served.images
+
+
+def _encoded(images: ImageSet) -> list[bytes]:
+    found: list[bytes] = []
+    size = 0
+    for row, image in _readable(images, _by_turns(images.labels)[:MOST_EXAMPLES]):
+        label, url = int(images.labels[row]), data_url(image)
+        size += len(url)
+        if found and size > EXAMPLES_BYTES:
+            break
+        found.append(json.dumps({"image": url, "label": label, "name": images.names[label]}).encode())
+    return found
 
 
 def _add(answers: list[Answer], counts: np.ndarray, weights: np.ndarray) -> None:

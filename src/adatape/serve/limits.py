@@ -1,14 +1,83 @@
-"""What surrounds the application: who may ask, and how much they may send. Plain ASGI, so that chunks are seen."""
+"""What surrounds the application: who may ask, under which name, and what a browser may do with the answer."""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
 from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-DISCARDED = 8  # times the limit that is read and thrown away, so that a client hears the reason and not a reset
+RETRY, CLOSE = (b"retry-after", b"1"), (b"connection", b"close")
+# The page loads its own scripts and styles, shows images as data: URLs, and talks to this server alone.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+SAFE = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+
+
+class SafeHeaders:
+    """Adds to every answer what keeps a browser from using it in another place."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def adding(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", []), *SAFE]}
+            await send(message)
+
+        await self.app(scope, receive, adding)
+
+
+class Hosts:
+    """Answers under known names only, so that no web page reaches the server by a name of its own (DNS rebinding).
+
+    Known are loopback, the address that the connection came in on, and `names`.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
+        self.app, self.names = app, {"localhost", *(name.lower() for name in names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = header(scope, b"host").decode("latin-1")
+        name = host_name(given)
+        if not name:
+            await refuse(send, 400, f"the Host header is {given[:80]!r}; it must name this server")
+        elif name in self.names or self._is_own(name, scope):
+            await self.app(scope, receive, send)
+        else:
+            await refuse(send, 421, f"the Host header is {given[:80]!r}, which is no name of this server")
+
+    @staticmethod
+    def _is_own(name: str, scope: Scope) -> bool:
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or name == (scope.get("server") or ("",))[0]
+
+
+def host_name(given: str) -> str:
+    """Of a Host header, without its port and the brackets of IPv6; empty where it is none."""
+    name, colon, port = given.rpartition(":")
+    if not colon or given.endswith("]"):
+        name, port = given, ""
+    bracketed = name.startswith("[") and name.endswith("]")
+    bad = (":" in name and not bracketed) or (port and not port.isdigit())
+    return "" if bad else name.strip("[]").rstrip(".").lower()
 
 
 class Token:
@@ -26,68 +95,6 @@ class Token:
 
     def _known(self, scope: Scope) -> bool:
         return hmac.compare_digest(header(scope, b"authorization"), self.wanted)
-
-
-class BodyLimit:
-    """Refuses bodies over `most` bytes, announced or counted, and more than `held` bytes of all requests together."""
-
-    def __init__(self, app: ASGIApp, most: int, held: int) -> None:
-        self.app, self.most, self.held = app, most, held
-        self.now = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        body = _Body(receive, self)
-        announced = header(scope, b"content-length")
-        try:
-            if announced.isdigit() and int(announced) > self.most:
-                raise TooLarge
-            await self.app(scope, body.receive, send)
-        except TooLarge:
-            await body.discard(self.most * DISCARDED)
-            await refuse(send, 413, f"the body is over {self.most:,} bytes, which is the limit")
-        except TooMuch:
-            await body.discard(self.most)
-            await refuse(send, 503, "too many uploads at once; try again", [(b"retry-after", b"1")])
-        finally:
-            self.now -= body.counted
-
-
-class _Body:
-    """One request's body as it arrives."""
-
-    def __init__(self, receive: Receive, limit: BodyLimit) -> None:
-        self._receive, self.limit = receive, limit
-        self.counted, self.ended = 0, False
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        size = len(message.get("body", b""))
-        self.ended = not message.get("more_body", False)
-        self.counted += size
-        self.limit.now += size
-        if self.counted > self.limit.most:
-            raise TooLarge
-        if self.limit.now > self.limit.held:
-            raise TooMuch
-        return message
-
-    async def discard(self, most: int) -> None:
-        """Reads on without keeping; never past the end, where nothing would come any more."""
-        while not self.ended and most > 0:
-            message = await self._receive()
-            self.ended = not message.get("more_body", False)
-            most -= len(message.get("body", b""))
-
-
-class TooLarge(Exception):  # noqa: N818
-    """One body is over the limit."""
-
-
-class TooMuch(Exception):  # noqa: N818
-    """All bodies together are."""
 
 
 def header(scope: Scope, name: bytes) -> bytes:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 64)
-REASONS = {413: "body", 429: "queue", 503: "busy"}
+REASONS = {408: "slow", 413: "body", 429: "queue", 503: "busy"}
 
 
 class Metrics:
@@ -59,5 +59,5 @@ class Counted:
         path = path if path in self.paths else "other"
         self.metrics.requests.labels(path, str(status)).inc()
         self.metrics.seconds.labels(path).observe(seconds)
-        if status in REASONS and path != "/healthz":
+        if status in REASONS and path != "/readyz":
             self.metrics.rejected.labels(REASONS[status]).inc()

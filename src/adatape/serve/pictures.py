@@ -25,7 +25,7 @@ class Picture(NamedTuple):
 
 def picture(content: bytes, name: str, channels: int, size: int, exif_orientation: bool = False) -> Picture:
     """An upload at the model's size and in its colours; else an error with the status that says whose fault it is."""
-    _check_header(content, name)
+    checked_pixels(content, name)
     try:
         image = decode(content, name, exif_orientation=exif_orientation).image
     except BrokenImage as error:
@@ -37,7 +37,8 @@ def seen(image: Image.Image, channels: int, size: int) -> Tensor:
     return centre_one(image.convert("L" if channels == 1 else "RGB"), size)
 
 
-def _check_header(content: bytes, name: str) -> None:
+def checked_pixels(content: bytes, name: str) -> int:
+    """The pixels that a header announces, where they are such as are decoded."""
     if not content:
         raise HTTPException(422, f"{name}: the file is empty")
     width, height = _size(content, name)
@@ -45,6 +46,7 @@ def _check_header(content: bytes, name: str) -> None:
         raise HTTPException(422, f"{name}: {width} × {height} pixels; at most {MOST_PIXELS:,} are decoded")
     if not 0 < max(width, height) <= MOST_RATIO * min(width, height):
         raise HTTPException(422, f"{name}: {width} × {height} pixels; a side may be {MOST_RATIO} times the other")
+    return width * height
 
 
 def _size(content: bytes, name: str) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +13,11 @@ from torch import Tensor
 from adatape.banks import InputBank, LearnedBank
 from adatape.config import Experiment, ImageModel, Images, Parity
 from adatape.data.decode import one_line
-from adatape.data.images import open_images
 from adatape.data.imageset import ImageSet
+from adatape.data.sets import open_set
 from adatape.measure.budget import apply_budget
 from adatape.measure.cost import input_tokens
 from adatape.models.adaptive import Adaptive
-from adatape.models.adatape import AdaTape
 from adatape.models.sequence import SymbolEmbed
 from adatape.serve.budgets import as_dict, budgets_of
 from adatape.train.folder import RESULT, WEIGHTS, load_config, load_finished, load_run, load_weights
@@ -85,7 +85,8 @@ def _loaded(folder: Path, trust: bool) -> Served:
 
 def _test_images(data: Images) -> tuple[ImageSet | None, str]:
     try:
-        return open_images(data, "test"), ""
+        images = open_set(data, "test").images
+        return images, "" if images else "the data set lies in shards that are read one after the other"
     except (ValueError, OSError) as error:
         return None, f"the data set is not at hand: {one_line(error)}"
 
@@ -108,7 +109,8 @@ def _without_data(folder: Path) -> tuple[Experiment, Adaptive]:
 
 def _accuracy(folder: Path) -> float | None:
     try:
-        return float(json.loads((folder / RESULT).read_text())["accuracy"])
+        accuracy = float(json.loads((folder / RESULT).read_text())["accuracy"])
+        return accuracy if math.isfinite(accuracy) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -135,7 +137,7 @@ def description(served: Served) -> dict[str, Any]:
 
 
 def _bank(model: Adaptive) -> dict[str, Any]:
-    bank = model.bank if isinstance(model, AdaTape) else None
+    bank = model.tape_bank()
     match bank:
         case InputBank():
             return {"kind": "input", "patch": bank.patch, "grid": list(bank.h1.grid_size), "size": bank.size}

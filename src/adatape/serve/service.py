@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
+from adatape.config import Images
 from adatape.serve.batcher import Batcher, Draining, Full
+from adatape.serve.bodies import Bodies
 from adatape.serve.budgets import Setting, setting_of, within_latency
+from adatape.serve.decoding import Decoders, Gone
 from adatape.serve.engine import Answer, Engine
+from adatape.serve.fair import Client, Turns
 from adatape.serve.gallery import Gallery
 from adatape.serve.metrics import Metrics
-from adatape.serve.pictures import Picture, picture
+from adatape.serve.pictures import Picture
 from adatape.serve.served import Served
 from adatape.serve.uploads import File
 
 T = TypeVar("T")
 
 RETRY = {"Retry-After": "1"}
+STUCK = 30  # seconds of one batch after which the model counts as hung
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,22 @@ class Limits:
     """samples that run together"""
     window: float = 0.002
     """seconds that a sample waits for company"""
+    requests: int = 64
+    """requests that are worked on at once; others wait for their turn"""
     body: int = 10_000_000
     """bytes of a request"""
     bodies: int = 256_000_000
     """bytes of all requests together"""
+    least_rate: float = 16_000
+    """bytes a second that a body must bring"""
+    grace: float = 5
+    """seconds that a body may bring less"""
     images: int = 32
     """files in a request"""
+    pixels: int = 100_000_000
+    """pixels of a request's images together"""
+    top: int = 100
+    """classes that are told of an image"""
 
 
 class Service:
@@ -56,36 +70,46 @@ class Service:
         self.batcher = Batcher(self._run, limits.queue, limits.batch, limits.window)
         self.metrics = Metrics(lambda: self.batcher.depth)
         self.gallery = Gallery(served, self.engine, self.batcher)
-        self.decoders = ThreadPoolExecutor(max(2, (os.cpu_count() or 2) // 2), "decode")
+        self.bodies = Bodies(limits.body, limits.bodies, limits.least_rate, limits.grace)
+        self.turns = Turns(limits.requests)
+        channels = served.channels if isinstance(served.experiment.data, Images) else 1
+        self.decoders = Decoders(channels, served.sample.shape[-1], served.exif_orientation, limits.pixels)
 
-    async def classify(self, files: Sequence[File], setting: Setting) -> list[tuple[Picture, Answer]]:
+    async def classify(
+        self, files: Sequence[File], setting: Setting, client: Client, gone: Gone
+    ) -> list[tuple[Picture, Answer]]:
         """Room first, then decoding, then the model: a full queue costs nothing more than the body."""
 
         async def decoded_and_answered() -> list[tuple[Picture, Answer]]:
-            pictures = await self._pictures(files)
-            answers = await self.batcher.ask([each.pixels for each in pictures], setting)
+            pictures = await self.decoders.pictures(files, client, gone)
+            answers = await self.batcher.ask([each.pixels for each in pictures], setting, client)
             return list(zip(pictures, answers, strict=True))
 
-        return await self._with_room(len(files), decoded_and_answered)
+        return await self._with_room(len(files), client, decoded_and_answered)
 
-    async def parity(self, symbols: Tensor, setting: Setting) -> Answer:
-        return (await self._with_room(1, lambda: self.batcher.ask([symbols], setting)))[0]
+    async def parity(self, symbols: Tensor, setting: Setting, client: Client) -> Answer:
+        return (await self._with_room(1, client, lambda: self.batcher.ask([symbols], setting, client)))[0]
 
-    async def _with_room(self, count: int, work: Callable[[], Awaitable[T]]) -> T:
+    async def _with_room(self, count: int, client: Client, work: Callable[[], Awaitable[T]]) -> T:
         try:
-            with self.batcher.admitted(count):
-                return await work()
+            await self._make_room(count, client)
+            with self.batcher.admitted(count, client):
+                async with self.turns.turn(client, count):
+                    return await work()
         except Full as error:
-            full = f"the queue of {self.limits.queue} has no room for {count}; try again"
+            full = f"the queue of {self.limits.queue} has no room for {count} more of yours; try again"
             raise HTTPException(429, full, headers=RETRY) from error
         except Draining as error:
             raise HTTPException(503, "the server is shutting down", headers=RETRY) from error
 
-    async def _pictures(self, files: Sequence[File]) -> list[Picture]:
-        loop, size, channels = asyncio.get_running_loop(), self.served.sample.shape[-1], self.served.channels
-        settings = (channels, size, self.served.exif_orientation)
-        work = (loop.run_in_executor(self.decoders, picture, each.content, each.name, *settings) for each in files)
-        return await asyncio.gather(*work)
+    async def _make_room(self, count: int, client: Client) -> None:
+        """Where the queue is full, requests that wait give way to those of a client who has fewer of them."""
+        room = self.batcher.room
+        while not self.batcher.draining and not room.fits(client, count):
+            greediest = room.greediest()
+            if room.held(client) + count >= room.held(greediest) or not self.turns.drop(greediest, Full(greediest)):
+                return
+            await asyncio.sleep(0)  # the dropped request gives its room back
 
     def _run(self, samples: Sequence[Tensor], setting: Setting) -> list[Answer]:
         answers = self.engine.answers(samples, setting)
@@ -105,6 +129,24 @@ class Service:
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
 
+    def unready(self) -> str:
+        """Why a new client's upload would not be answered now; empty where it would."""
+        batcher, began = self.batcher, self.batcher.running_since
+        if batcher.draining:
+            return "the server is shutting down"
+        if began is not None and time.monotonic() - began > STUCK:
+            return f"the model has not answered for {STUCK} s"
+        if batcher.room.free < 1:
+            return f"the queue of {self.limits.queue} is full"
+        if self.bodies.room.free < self.limits.body:
+            return f"uploads hold {self.bodies.room.used:,} of {self.limits.bodies:,} bytes"
+        return ""
+
+    def stop(self) -> None:
+        """Takes nothing new, and waits for no body that is still on its way."""
+        self.batcher.refuse()
+        self.bodies.stop()
+
     async def close(self) -> None:
         await self.batcher.drain()
-        self.decoders.shutdown()
+        self.decoders.close()

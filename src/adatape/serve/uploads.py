@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -19,6 +21,9 @@ FIELDS: dict[str, Callable[[str], Any]] = {
 }
 WORDS: dict[str, str] = {"tape": "0 or 1", "steps": "a whole number", "top": "a whole number"}
 MOST_TEXT = 1024
+CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1")
+
+logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # a line for each bad form would fill a disk
 
 
 class File(NamedTuple):
@@ -41,6 +46,7 @@ async def read_form(request: Request, most_images: int) -> Form:
     kind = request.headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
         raise HTTPException(415, f"content type is {kind[:80]!r}; it must be multipart/form-data")
+    _check_charset(kind)
     files: list[File] = []
     fields: dict[str, Any] = {}
     for name, value in await _items(request, most_images):
@@ -55,6 +61,13 @@ async def read_form(request: Request, most_images: int) -> Form:
     if not files:
         raise HTTPException(422, "image is missing; send one file or more")
     return Form(files, fields)
+
+
+def _check_charset(kind: str) -> None:
+    """Python knows encodings that fail in ways of their own, and some that are none of text."""
+    given = parse_options_header(kind)[1].get(b"charset", b"utf-8").decode("latin-1")
+    if given.lower() not in CHARSETS:
+        raise HTTPException(415, f"charset is {given[:40]!r}; known are {', '.join(CHARSETS)}")
 
 
 async def _items(request: Request, most_images: int) -> list[tuple[str, UploadFile | str]]:

@@ -13,37 +13,34 @@ from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor
 
-from adatape.config import Budget, Experiment, Images, to_dict
+from adatape.config import Budget, Experiment, to_dict
 from adatape.data.batch import Part
-from adatape.data.loaders import Labelled, labelled_sequences
-from adatape.data.parity import validation_set
-from adatape.data.shard_loader import labelled_set
+from adatape.data.loaders import Labelled
+from adatape.data.sets import open_set
 from adatape.measure.budget import (
     COSTS,
-    Budgeted,
     Point,
     Rows,
     Target,
     apply_budget,
-    budgeted,
     choose,
     frontier,
     grid,
     look,
     milliseconds_per_image,
     point,
+    range_of,
     refusal,
     scaled_budget,
     target_of,
     trained_budget,
 )
-from adatape.models.adatape import AdaTape
+from adatape.models.adaptive import Adaptive
 from adatape.show.pictures.elastic import draw_elastic, examples_of
 from adatape.show.terminal import TABLE, pick_device
 from adatape.train.evaluate import test_batches
 from adatape.train.folder import environment, load_config, load_run, with_budget, write
 from adatape.train.lock import writing
-from adatape.train.task import SCORED_AT_ONCE
 
 LARGE_BATCH = 64
 SINGLES = 8  # samples that are timed one by one
@@ -73,13 +70,12 @@ def print_budgets(
         points = [point(*each) for each in zip(possible, seen, times, strict=True)]
         usual = _seen(model, trained_budget(model), test_batches(experiment, None, place))
     result = _as_dict(folder, device, model, points, usual, left_out)
-    unit = "tape length" if isinstance(model, AdaTape) else "steps taken"
     examples = examples_of(usual, test_batches(experiment, None, place))
     with writing(folder) if out is None else nullcontext():
         out = out or folder / "figures"
         out.mkdir(parents=True, exist_ok=True)
         write(out / "budgets.json", result)
-        draw_elastic(out / "budgets.png", points, usual, examples, unit)
+        draw_elastic(out / "budgets.png", points, usual, examples, model.length_name)
     console = Console()
     console.print(_table(points, _notes(points, trained_budget(model))))
     for steps, reason in left_out.items():
@@ -98,7 +94,7 @@ def print_search(
 
 
 def _search(
-    folder: Path, target: Target, experiment: Experiment, model: Budgeted, place: torch.device
+    folder: Path, target: Target, experiment: Experiment, model: Adaptive, place: torch.device
 ) -> dict[str, Any]:
     held = _held_out(experiment, place)
     x, settings = _first(held.chosen_on(), SINGLES), grid(model)
@@ -124,22 +120,19 @@ def _search(
     }
 
 
-def _loaded(folder: Path, device: str, trust: bool) -> tuple[Experiment, Budgeted, torch.device]:
+def _loaded(folder: Path, device: str, trust: bool) -> tuple[Experiment, Adaptive, torch.device]:
     place = torch.device(pick_device(device))
     experiment, model = load_run(folder, stored_budget=False, trust=trust)
-    return experiment, budgeted(model).to(place).eval(), place
+    range_of(model)  # refuses a model without a budget
+    return experiment, model.to(place).eval(), place
 
 
 def _held_out(experiment: Experiment, place: torch.device) -> HeldOut:
-    data, workers = experiment.data, experiment.engine.workers
+    valid, workers = open_set(experiment.data, "validation"), experiment.engine.workers
     test: Batches = lambda: test_batches(experiment, None, place)  # noqa: E731
-    if not isinstance(data, Images):
-        sequences = validation_set(data.length, data.held_out)
-        valid: Batches = lambda: labelled_sequences(sequences, 400, Part(), place)  # noqa: E731
-        return HeldOut(valid, test, "chosen on the validation set, accuracy reported on the test set")
-    if data.validate_on is not None:
-        valid = lambda: labelled_set(data, "validation", SCORED_AT_ONCE, Part(), place, workers)  # noqa: E731
-        return HeldOut(valid, test, "chosen on the validation split, accuracy reported on the test set")
+    if valid.split == "validation":
+        said = "chosen on the validation set, accuracy reported on the test set"
+        return HeldOut(lambda: valid.scored(valid.at_once, Part(), place, workers), test, said)
     said = "no validation split: chosen on every other test sample, accuracy reported on the others"
     return HeldOut(lambda: _every_other(test(), 0), lambda: _every_other(test(), 1), said)
 
@@ -171,7 +164,7 @@ def _first(batches: Iterable[Labelled], count: int) -> Tensor:
     return torch.cat(gathered)[:count]
 
 
-def _possible(model: Budgeted, asked: Sequence[Budget], x: Tensor) -> tuple[list[Budget], dict[int, str]]:
+def _possible(model: Adaptive, asked: Sequence[Budget], x: Tensor) -> tuple[list[Budget], dict[int, str]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         reasons = {budget.steps: refusal(model, budget, x) for budget in asked}
@@ -183,7 +176,7 @@ def _possible(model: Budgeted, asked: Sequence[Budget], x: Tensor) -> tuple[list
 
 
 @contextmanager
-def _warned_once(model: Budgeted, budgets: Sequence[Budget]) -> Iterator[None]:
+def _warned_once(model: Adaptive, budgets: Sequence[Budget]) -> Iterator[None]:
     """The furthest budget warns if it lies outside the trained range; the others then need not."""
     furthest = max(budgets, key=lambda budget: budget.steps)
     apply_budget(model, Budget(furthest.steps))
@@ -192,12 +185,12 @@ def _warned_once(model: Budgeted, budgets: Sequence[Budget]) -> Iterator[None]:
         yield
 
 
-def _seen(model: Budgeted, budget: Budget, batches: Iterable[Labelled]) -> Rows:
+def _seen(model: Adaptive, budget: Budget, batches: Iterable[Labelled]) -> Rows:
     apply_budget(model, budget)
     return look(model, batches)
 
 
-def _times(model: Budgeted, budgets: Sequence[Budget], x: Tensor, sizes: Sequence[int]) -> list[dict[int, float]]:
+def _times(model: Adaptive, budgets: Sequence[Budget], x: Tensor, sizes: Sequence[int]) -> list[dict[int, float]]:
     """For each budget, milliseconds per image by the size of a batch."""
     columns = [milliseconds_per_image(model, budgets, x[: SINGLES if size == 1 else size], size) for size in sizes]
     return [dict(zip(sizes, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -210,7 +203,7 @@ def _row(each: Point) -> dict[str, Any]:
 
 
 def _as_dict(
-    folder: Path, device: str, model: Budgeted, points: Sequence[Point], usual: Rows, left_out: dict[int, str]
+    folder: Path, device: str, model: Adaptive, points: Sequence[Point], usual: Rows, left_out: dict[int, str]
 ) -> dict[str, Any]:
     trained = trained_budget(model)
     return {

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from adatape.measure.cost import NoCostFormula, cost, total
 from adatape.measure.paper import ROWS
 from adatape.measure.spent import typical_gflops
-from adatape.models import AdaTape, AViT, PonderNet, Universal, UViT
+from adatape.models.adaptive import Adaptive
 from adatape.models.construct import construct
 from adatape.models.options import check_options
 from adatape.models.registry import default_cfgs
@@ -92,14 +92,7 @@ def _print_paper() -> dict[str, Any]:
 
 def adapts(model: torch.nn.Module) -> str:
     """What a model fits to each sample."""
-    kinds: dict[type, str] = {
-        AdaTape: "sequence",
-        AViT: "tokens",
-        PonderNet: "depth",
-        Universal: "depth",
-        UViT: "depth",
-    }
-    return kinds.get(type(model), "–")
+    return (model.adapts if isinstance(model, Adaptive) else None) or "–"
 
 
 def create(name: str, **options: Any) -> torch.nn.Module:

@@ -14,7 +14,6 @@ from rich.table import Table
 from adatape.config import Experiment
 from adatape.export import Format, arguments, example_for, export_run, open_export
 from adatape.models.adaptive import Adaptive
-from adatape.models.adatape import AdaTape
 from adatape.show.terminal import TABLE
 from adatape.train.folder import load_run
 
@@ -56,8 +55,9 @@ def compare(path: Path, experiment: Experiment, model: Adaptive) -> list[Compare
     found = []
     for n, batch in enumerate(BATCHES):
         x, length, threshold = example_for(experiment, model, batch, seed=n), None, 1.0
-        if isinstance(model, AdaTape):
-            reading = model.reader.reading
+        reader = model.tape_reader()
+        if reader is not None:
+            reading = reader.reading
             length, threshold = round(n * reading.steps / (len(BATCHES) - 1)), reading.threshold
             model.set_budget(length, threshold)
         with torch.no_grad():

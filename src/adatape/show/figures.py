@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from adatape.banks import InputBank, LearnedBank
-from adatape.config import Experiment, ImageModel, Images, Parity
-from adatape.data.images import open_images
+from adatape.config import Experiment, ImageModel, Parity
 from adatape.data.parity import Sequences, held_out_set
+from adatape.data.sets import LabelledSet, open_set
 from adatape.measure.accuracy import Score
 from adatape.measure.reading import Reads, collect, inputs_at, spread_batches, taken_counts, telling_sequence
 from adatape.models.adaptive import Adaptive
@@ -39,6 +39,7 @@ class Finished(NamedTuple):
 
     folder: Path
     experiment: Experiment
+    test: LabelledSet
     model: Adaptive
     device: torch.device
     samples: int
@@ -63,7 +64,8 @@ def print_figures(folder: Path, device: str, samples: int = 2000, trust: bool = 
     place = torch.device(pick_device(device))
     reads = collect(model.to(place), spread_batches(experiment, samples, place))
     metrics = read_metrics(folder / METRICS)
-    done = Finished(folder, experiment, model, place, samples, reads, metrics.lines)
+    test = open_set(experiment.data, "test")
+    done = Finished(folder, experiment, test, model, place, samples, reads, metrics.lines)
     table = Table("figure", "what it shows", title=str(folder), **TABLE)
     drawn: dict[str, str] = {}
     with writing(folder):
@@ -73,7 +75,7 @@ def print_figures(folder: Path, device: str, samples: int = 2000, trust: bool = 
                 table.add_row(str(path.relative_to(folder)), what)
     Console().print(table)
     if metrics.damaged:
-        left_out = f"{len(metrics.damaged)} damaged lines of {folder / METRICS} were left out"
+        left_out = f"{folder / METRICS} has damaged lines, left out here: {len(metrics.damaged)}"
         Console().print(left_out, highlight=False, markup=False, soft_wrap=True)
     return {"out": str(done.out), "figures": drawn, "samples": len(reads.label)}
 
@@ -124,18 +126,18 @@ def _lengths(run: Finished) -> list[Path]:
 
 
 def _lengths_by_class(run: Finished) -> list[Path]:
-    if not run.has_tape or not isinstance(run.experiment.data, Images):
+    if not run.has_tape or not run.test.of_images:
         return []
-    names, reads = class_names(run.experiment, run.reads), run.reads
+    names, reads = run.test.names, run.reads
     return [draw_lengths_by_class(run.out / "lengths_by_class.png", reads.length.numpy(), reads.label.numpy(), names)]
 
 
 def _galleries(run: Finished) -> list[Path]:
-    if not isinstance(run.experiment.data, Images):
+    if not run.test.of_images:
         return []
     bank, reads = getattr(run.model, "bank", None), run.reads
     grid = Grid(*bank.h1.grid_size) if isinstance(bank, InputBank) and run.has_tape else None
-    order, names = easiest_first(reads), class_names(run.experiment, reads)
+    order, names = easiest_first(reads), run.test.names
     mistakes = [place for place in order[::-1] if not reads.right[place]]
     least, most = _extremes(run)
     chosen = {
@@ -188,15 +190,6 @@ def budget_rows(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is not JSON: {error}") from error
     rows = found.get("rows", []) if isinstance(found, dict) else found
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def class_names(experiment: Experiment, reads: Reads) -> list[str]:
-    data = experiment.data
-    if isinstance(data, Parity):
-        return ["even", "odd"]
-    if data.source != "shards":
-        return open_images(data, "test").names
-    return [str(n) for n in range(1 + int(max(reads.label.max(), reads.answer.max())))]
 
 
 def model_name(experiment: Experiment) -> str:

@@ -19,7 +19,6 @@ from adatape.measure.accuracy import Score
 from adatape.measure.cost import cost, total
 from adatape.show.terminal import TABLE, free_folder, pick_device, progress_bar
 from adatape.train.evaluate import score_run
-from adatape.train.fleet import fleets, run_together
 from adatape.train.folder import load_config, load_run
 from adatape.train.run import Moment, Watch, plain, run
 from adatape.train.sweep import combinations, with_settings
@@ -131,38 +130,25 @@ def print_evaluation(folder: Path, length: int | None, device: str, trust: bool 
 
 
 def sweep_with_progress(
-    what: Any, over: list[str], out: Path | None, device: str, together: int = 1, trust: bool = False
+    what: Any, over: list[str], out: Path | None, device: str, trust: bool = False
 ) -> dict[str, Any]:
-    """Runs every combination, so many side by side as share their batches, and tabulates them."""
+    """Runs every combination, one after the other, and tabulates them."""
     experiment = _experiment(what, (), trust=True)
     grid = combinations(experiment, over)
     if not callable(what) and not trust:
         grid = [(chosen, untrusted(each, chosen)) for chosen, each in grid]
     out, device = out or free_folder(f"{experiment.recipe}-sweep"), pick_device(device)
     table = Table(*grid[0][0], "test accuracy", "tape length", "GFLOPs", "steps", **TABLE)
-    results: dict[int, dict[str, Any]] = {}
+    rows = []
     with progress_bar() as bar:
         task = bar.add_task("sweep", total=len(grid), note="")
-        alone = [[place] for place in range(len(grid))]
-        for places in fleets([each for _, each in grid], together) if together > 1 else alone:
-            bar.update(task, note=" ".join(f"{key}={value}" for key, value in grid[places[0]][0].items()))
-            folders = [out / str(place) for place in places]
-            if together > 1:
-                found = run_together([grid[place][1] for place in places], folders, device)
-            else:
-                found = [run(grid[places[0]][1], folders[0], device, lambda _: None)]
-            results |= dict(zip(places, found, strict=True))
-            bar.advance(task, len(places))
-    rows = []
-    for place, (chosen, _) in enumerate(grid):
-        result = results[place]
-        if "error" in result:
-            rows.append({**chosen, **result})
-            table.add_row(*map(str, chosen.values()), result["error"], "", "", "")
-            continue
-        rows.append({**chosen, **{key: result[key] for key in ("accuracy", "length_mean", "gflops", "steps")}})
-        figures = (f"{result['accuracy']:.2%}", f"{result['length_mean']:.1f}", f"{result['gflops_mean']:.4f}")
-        table.add_row(*map(str, chosen.values()), *figures, str(result["steps"]))
+        for place, (chosen, each) in enumerate(grid):
+            bar.update(task, note=" ".join(f"{key}={value}" for key, value in chosen.items()))
+            result = run(each, out / str(place), device, lambda _: None)
+            bar.advance(task)
+            rows.append({**chosen, **{key: result[key] for key in ("accuracy", "length_mean", "gflops", "steps")}})
+            figures = (f"{result['accuracy']:.2%}", f"{result['length_mean']:.1f}", f"{result['gflops_mean']:.4f}")
+            table.add_row(*map(str, chosen.values()), *figures, str(result["steps"]))
     (out / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
     console = Console()
     console.print(table)

@@ -15,9 +15,7 @@ from torch import Tensor
 from adatape.config import ImageModel, Images, Source
 from adatape.data.augment import SHORT_SIDE
 from adatape.data.batch import Part
-from adatape.data.images import open_images
-from adatape.data.imageset import ImageSet
-from adatape.data.loaders import labelled_images
+from adatape.data.sets import LabelledSet, open_set
 from adatape.measure.fewshot import features_of, few_shot, summary
 from adatape.models.adaptive import Adaptive
 from adatape.show.terminal import TABLE, pick_device
@@ -26,19 +24,19 @@ from adatape.train.identity import identity
 from adatape.train.release import release
 from adatape.validation import read_object
 
-AT_ONCE, WORKERS = 500, 2
+WORKERS = 2
 
 
 def data_named(text: str, size: int, exif_orientation: bool = False) -> Images:
     """`digits`, SOURCE:PATH as in pets:data/pets, or a folder of arrays or of classes."""
     source, _, path = text.partition(":")
     if source in get_args(Source):
-        return Images(source, path or None, size, exif_orientation=exif_orientation)  # type: ignore[arg-type]
+        return Images(source, path or None, size, broken=1.0, exif_orientation=exif_orientation)  # type: ignore[arg-type]
     if not Path(text).is_dir():
         known = ", ".join(get_args(Source))
         raise FileNotFoundError(f"{text} is no folder; give SOURCE:PATH with a source of {known}, or a folder")
     kind: Source = "arrays" if (Path(text) / "train_images.npy").is_file() else "folder"
-    return Images(kind, text, size, exif_orientation=exif_orientation)
+    return Images(kind, text, size, broken=1.0, exif_orientation=exif_orientation)
 
 
 def print_fewshot(
@@ -57,9 +55,9 @@ def print_fewshot(
     data = data_named(on, experiment.data.size, experiment.data.exif_orientation)
     place = torch.device(pick_device(device))
     model = model.to(place)
-    sets = [open_images(data, split) for split in ("train", "test")]
+    sets = [open_set(data, split) for split in ("train", "test")]
     (train, train_labels), (test, test_labels) = (
-        features_of(model, _fitting(model, each, data.size, place), place) for each in sets
+        features_of(model, _fitting(model, each, place), place) for each in sets
     )
     rows = few_shot(train, train_labels, test, test_labels, shots, l2, seeds, classes=sets[0].classes)
     found = summary(rows)
@@ -71,18 +69,19 @@ def print_fewshot(
     return {"on": on, "rows": [row._asdict() for row in rows], "summary": [row._asdict() for row in found]}
 
 
-def _fitting(model: Adaptive, images: ImageSet, size: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def _fitting(model: Adaptive, images: LabelledSet, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Grey images for a colour model are shown in all channels."""
     channels = model.vit.in_chans
-    if images.channels not in (1, channels):
-        raise ValueError(f"the images have {images.channels} channels; the model takes {channels}")
-    for x, label in labelled_images(images, size, AT_ONCE, Part(), device, WORKERS):
+    if images.shape[0] not in (1, channels):
+        raise ValueError(f"the images have {images.shape[0]} channels; the model takes {channels}")
+    for x, label in images.scored(images.at_once, Part(), device, WORKERS):
         yield x.expand(-1, channels, -1, -1), label
 
 
-def _shown_share(images: ImageSet, size: int) -> float:
+def _shown_share(images: LabelledSet, size: int) -> float:
     """The share of a short side that is scored, by which timm comes to the same size before it crops."""
-    if images.pixels is not None and min(images.pixels.shape[1:3]) <= size:
+    pixels = None if images.images is None else images.images.pixels
+    if pixels is not None and min(pixels.shape[1:3]) <= size:
         return 1.0
     resized = round(size * SHORT_SIDE)
     share = size / resized
@@ -93,13 +92,13 @@ def print_release(folder: Path, to: Path, trust: bool = False) -> dict[str, Any]
     """A finished run's weights in timm's hub format."""
     experiment, model = load_run(folder, trust=trust)
     data, settings = experiment.data, experiment.model
-    if not isinstance(data, Images) or not isinstance(settings, ImageModel):
+    if not isinstance(settings, ImageModel):
         raise ValueError(f"{folder} is a run on {type(data).__name__}; timm's format is for models of images")
-    test = open_images(data, "test")
-    shape = {"img_size": data.size, "in_chans": test.channels, "num_classes": test.classes}
+    test = open_set(data, "test")
+    channels, size, _ = test.shape
+    shape = {"img_size": size, "in_chans": channels, "num_classes": test.classes}
     result, env = load_result(folder), read_object(folder / "env.json") if (folder / "env.json").is_file() else {}
     command = str(env.get("command", "the command is not known"))
-    grey = test.channels
     wrapped = {} if settings.wrap is None else {"backbone": settings.name, **settings.wrap}
     release(
         model,
@@ -109,10 +108,10 @@ def print_release(folder: Path, to: Path, trust: bool = False) -> dict[str, Any]
         result=result,
         command=command,
         classes=test.names,
-        input_size=(grey, data.size, data.size),
-        mean=(0.5,) * grey,
-        std=(0.5,) * grey,
-        crop_pct=_shown_share(test, data.size),
+        input_size=(channels, size, size),
+        mean=(0.5,) * channels,
+        std=(0.5,) * channels,
+        crop_pct=_shown_share(test, size),
         budget=settings.budget,
         experiment=identity(experiment),
     )

@@ -138,7 +138,7 @@ def sweep(folder: Path) -> None:
     """Removes what interrupted saves and removals left; the first process does."""
     for path in Path(folder).glob(".step-*") if is_first() else ():
         if path.suffix in (".partial", ".removed"):
-            shutil.rmtree(path)
+            _remove(path)
 
 
 def _begin(target: Path, partial: Path, facts: dict[str, Any], made_by: dict[str, Any]) -> bool:
@@ -150,8 +150,7 @@ def _begin(target: Path, partial: Path, facts: dict[str, Any], made_by: dict[str
     with contextlib.suppress(DamagedCheckpoint):  # a damaged or missing one is written again
         if verify(target).get("experiment") == made_by.get("experiment"):
             return False
-    if partial.exists():
-        shutil.rmtree(partial)
+    _remove(partial)
     partial.mkdir(parents=True)
     return True
 
@@ -168,7 +167,7 @@ def _seal(partial: Path, target: Path, said: dict[str, Any]) -> None:
     (partial / MANIFEST).write_text(_rendered({**said, "files": files}))
     for path in (*(partial / name for name in (*names, MANIFEST)), partial):
         _sync(path)
-    if target.exists():
+    if os.path.lexists(target):
         _discard(target)
     partial.rename(target)
     _sync(target.parent)
@@ -177,11 +176,18 @@ def _seal(partial: Path, target: Path, said: dict[str, Any]) -> None:
 def _discard(path: Path) -> None:
     """Hides, then deletes, so that no moment shows half a checkpoint."""
     hidden = path.with_name(f".{path.name}.removed")
-    if hidden.exists():
-        shutil.rmtree(hidden)
+    _remove(hidden)
     path.rename(hidden)
     _sync(path.parent)
-    shutil.rmtree(hidden)
+    _remove(hidden)
+
+
+def _remove(path: Path) -> None:
+    """A folder, or whatever else bears its name: rmtree would wait for a pipe."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _rendered(manifest: dict[str, Any]) -> str:

@@ -6,22 +6,19 @@ are saved, and on the same device both give the same logits to the bit.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from adatape.config import Experiment, Images
+from adatape.config import Experiment
 from adatape.data.batch import Part
-from adatape.data.loaders import Labelled, fixed_chunks, labelled_sequences
-from adatape.data.parity import held_out_set
-from adatape.data.shard_loader import labelled_set
+from adatape.data.loaders import Labelled, fixed_chunks
+from adatape.data.sets import open_set
 from adatape.measure.accuracy import Score, score
 from adatape.models.adaptive import Adaptive
 from adatape.train.distributed import gathered
-from adatape.train.task import SCORED_AT_ONCE
-
-SEQUENCES_AT_ONCE = 400
 
 
 def score_run(
@@ -40,11 +37,10 @@ def test_batches(experiment: Experiment, length: int | None, device: torch.devic
 def _part_of_test(experiment: Experiment, length: int | None, device: torch.device, part: Part) -> Iterator[Labelled]:
     """Some of the batches that one process has, which are the same however many processes there are."""
     data = experiment.data
-    if isinstance(data, Images):
-        workers = experiment.engine.workers
-        return labelled_set(data, "test", SCORED_AT_ONCE, part, device, workers, fixed_chunks)
-    sequences = held_out_set(length or data.length, data.held_out)
-    return labelled_sequences(sequences, SEQUENCES_AT_ONCE, part, device, fixed_chunks)
+    if length is not None:
+        data = dataclasses.replace(data, length=length)  # type: ignore[arg-type]  # `load_run` has refused images
+    test = open_set(data, "test")
+    return test.scored(test.at_once, part, device, experiment.engine.workers, fixed_chunks)
 
 
 @contextmanager

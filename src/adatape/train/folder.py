@@ -20,7 +20,6 @@ import adatape
 from adatape.config import Budget, Experiment, NotNegative, Parity, Share, Whole, to_dict
 from adatape.measure.budget import apply_budget
 from adatape.models.adaptive import Adaptive
-from adatape.models.adatape import AdaTape
 from adatape.reader import TapeReader
 from adatape.train.files import PARTIAL, whole
 from adatape.train.half_made import absent_folders, removed_on_failure
@@ -165,12 +164,12 @@ def _at_length(experiment: Experiment, model: Adaptive, length: int) -> None:
     trained = experiment.data.length
     if length == trained:
         return
-    if not isinstance(model, AdaTape):
+    reader, bank = model.tape_reader(), model.tape_bank()
+    if reader is None or bank is None:
         raise ValueError(f"length is {length}; this run's Transformer has positions for {trained} symbols only")
-    reader = model.reader
     threshold = reader.threshold * length / trained if isinstance(reader, TapeReader) and reader.steps else None
     model.set_budget(reader.steps * length // trained, threshold)
-    model.bank.size = length
+    bank.size = length
 
 
 def load_config(path: Path, trust: bool = False) -> Experiment:

@@ -7,7 +7,9 @@ older files by accident:
 - a field that is renamed gets a line in `RENAMED`, from its new name to its old one;
 - a field that is added gets a line in `ADDED`, with the value that a file without it means;
 - a default that changes needs nothing, since every value is written down;
-- a field whose meaning changes, or that is removed, needs a new naming, and a function that reads the old one.
+- a field that is removed gets a line in `REMOVED`, with the value that means that it was not used (`adatape.dropped`
+  refuses files that used it);
+- a field whose meaning changes needs a new naming, and a function that reads the old one.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adatape.config import Experiment, to_dict
+from adatape.dropped import is_dropped
 
 NAMING = 1
 RENAMED: dict[str, str] = {}  # a field, or a record of fields: its name today, its name in the naming
 # A field that came after the naming, by its name in it: the value that its absence means.
 ADDED: dict[str, Any] = {"data.exif_orientation": False}
+# A field that is gone, by its name in the naming: what a record without it means.
+REMOVED: dict[str, Any] = {"model.reading.least": 0, "model.reading.uncut": 0, "model.reading.floor": 0.5}
 MAY_CHANGE = ("engine", "model.budget")
 SHOWN = 3  # differences that a message shows before it only counts
 ABSENT = "absent"
@@ -46,19 +51,25 @@ class Identity(NamedTuple):
 
 def identity(experiment: Experiment) -> Identity:
     named = {_canonical_name(name): value for name, value in _leaves(to_dict(experiment)) if not _is_free(name)}
+    records = {name.rpartition(".")[0] for name in named}
+    named |= {name: value for name, value in REMOVED.items() if name.rpartition(".")[0] in records}
     missing = object()
     return Identity({name: value for name, value in named.items() if ADDED.get(name, missing) != value})
 
 
 def check_identity(path: Path, stored: Any, wanted: Experiment, free: Iterable[str] = ()) -> None:
     """Refuses a file whose stored identity is another experiment's, but for fields that are free to differ."""
-    theirs, ours = _read(path, stored).fields, identity(wanted).fields
+    theirs, ours = (_without_dropped(each.fields) for each in (_read(path, stored), identity(wanted)))
     names = sorted({*theirs, *ours} - set(free))
     differ = [name for name in names if theirs.get(name, ADDED.get(name)) != ours.get(name, ADDED.get(name))]
     if differ:
         said = [f"{name} is {_shown(theirs, name)} there and {_shown(ours, name)} here" for name in differ[:SHOWN]]
         more = f"; and {len(differ) - SHOWN} more" if len(differ) > SHOWN else ""
         raise ValueError(f"{path} was made by another experiment than config.json says: {'; '.join(said)}{more}")
+
+
+def _without_dropped(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if not is_dropped(name, value)}
 
 
 def _read(path: Path, stored: Any) -> Identity:

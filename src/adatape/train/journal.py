@@ -33,7 +33,7 @@ class Journal:
         kept = [line for line in found.lines if line["step"] <= step]
         if found.damaged:
             _set_aside(out / DAMAGED, found.damaged)
-            say(f"{len(found.damaged)} damaged lines of {self.path} were set aside in {out / DAMAGED}")
+            say(f"{self.path} has damaged lines, set aside in {out / DAMAGED}: {len(found.damaged)}")
         with whole(self.path) as partial:
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
         self.board = _board(out / "tensorboard", step)
@@ -102,6 +102,8 @@ def _board(folder: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
+    if os.path.lexists(folder) and not folder.is_dir():  # a pipe would be waited for
+        raise NotADirectoryError(f"{folder} is no folder; remove it")
     return SummaryWriter(folder, purge_step=step + 1 if step else None)
 
 

@@ -64,7 +64,6 @@ class Holder(NamedTuple):
 def writing(folder: Path, say: Say = print) -> Iterator[None]:
     """Within, no other process may write into this run folder; one that does so already is named and left alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    _check_links(folder)
     path, over = folder / LOCK, threading.Event()
     handle = _acquired(path, say)
     _held.add(handle)
@@ -214,16 +213,6 @@ def _shown(value: Any) -> str:
 
 def _in_use(path: Path, holder: Holder | None) -> FolderInUse:
     return FolderInUse(f"{path.parent} is being written by {holder or 'another process'}; it goes on, this one stops")
-
-
-def _check_links(folder: Path) -> None:
-    """A folder from elsewhere may hold links, through which its writer would change files that are not the run's."""
-    inside = os.path.join(os.path.realpath(folder), "")
-    for place in (folder, folder / "figures"):
-        for entry in os.scandir(place) if place.is_dir() else ():
-            if entry.is_symlink() and not os.path.realpath(entry.path).startswith(inside):
-                raise ValueError(f"{entry.path} links to {os.path.realpath(entry.path)}; a run writes only within its "
-                                 "folder, so move the files there, or link to the folder as a whole")  # fmt: skip
 
 
 def _leave_to_parent() -> None:

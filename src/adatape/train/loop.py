@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -18,12 +17,11 @@ from adatape.data.batch import Batch, Part
 from adatape.graph import captured
 from adatape.keyed import key_of
 from adatape.measure.accuracy import Score, score
-from adatape.models.ponder import ponder_loss
 from adatape.records import Output
 from adatape.train.checkpoint import load, save
 from adatape.train.distributed import gathered, spread, summed
 from adatape.train.optim import Stepper
-from adatape.train.task import Task, build_for, task_of
+from adatape.train.task import Task, task_of
 from adatape.validation import check
 
 NOISE = 7  # first word of the key that dropout and the like draw from
@@ -48,16 +46,14 @@ class Trainer:
         experiment: Experiment,
         device: str | torch.device = "cpu",
         part: Part | None = None,
-        beside: Trainer | None = None,  # one with the same data, whose images this one shares
+        task: Task | None = None,  # data and model, where they are not made from the experiment
         pretrained: bool = True,  # False where a checkpoint is loaded next, so that no other weights are needed
     ) -> None:
         check(experiment)
         self.experiment, self.device, self.part, self.step = experiment, torch.device(device), part or Part(), 0
         engine, on_gpu = experiment.engine, self.device.type == "cuda"
         _set_precision(on_gpu, engine.deterministic)
-        self.task: Task = (
-            task_of(experiment, self.part, self.device) if beside is None else _shared(experiment, beside.task)
-        )
+        self.task: Task = task or task_of(experiment, self.part, self.device)
         _check_parts(experiment, self.part)
         torch.manual_seed(experiment.seed)
         self.model = self.task.build(pretrained).to(self.device)
@@ -136,7 +132,7 @@ class Trainer:
             with self._synchronised(n == parts):
                 with self._autocast():
                     output = self.forward(piece.x, output=True, key=piece.key)
-                loss = total_loss(output, piece.target, self.experiment.ponder_weight, self.experiment.loss)
+                loss = self.model.loss(output, piece.target, self.experiment.ponder_weight, self.experiment.loss)
                 (loss / parts).backward()
             rows.append(_row(loss.detach(), output, piece.target))
         mean = summed(torch.stack(rows).mean(0)) / self.part.world
@@ -154,29 +150,6 @@ class Trainer:
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.experiment.engine.precision == "bf16")
-
-
-def _shared(experiment: Experiment, task: Task) -> Task:
-    return task._replace(build=lambda weights: build_for(experiment, weights))
-
-
-def total_loss(output: Output, target: Tensor, ponder_weight: float, kind: str = "softmax") -> Tensor:
-    """l = l_main + λ l_ponder; where every step answers, each answer's loss counts by its share.
-
-    A guess has weights of its own, so its loss takes nothing from the answer's.
-    """
-    each_step = output.steps is not None and output.steps.logits is not None
-    loss = ponder_loss(output, target) if each_step else _main_loss(output.logits.float(), target, kind)
-    if output.guess is not None:
-        loss = loss + _main_loss(output.guess.float(), target, kind)
-    return loss + ponder_weight * output.ponder.mean() if ponder_weight else loss
-
-
-def _main_loss(logits: Tensor, target: Tensor, kind: str) -> Tensor:
-    if kind == "softmax":
-        return F.cross_entropy(logits, target)
-    shares = F.one_hot(target, logits.shape[1]).float() if target.dim() == 1 else target
-    return F.binary_cross_entropy_with_logits(logits, shares, reduction="sum") / logits.shape[0]
 
 
 def _row(loss: Tensor, output: Output, target: Tensor) -> Tensor:

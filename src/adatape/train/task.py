@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,22 +12,11 @@ import torch
 from torch import nn
 
 import adatape.models  # noqa: F401  registers the models
-from adatape.config import Experiment, ImageModel, Images, Parity, SequenceModel
+from adatape.config import Experiment, ImageModel, SequenceModel
 from adatape.data.batch import Batch, Part
-from adatape.data.images import open_images
-from adatape.data.imageset import ImageSet, Tally
-from adatape.data.loaders import (
-    DecodingLoader,
-    Labelled,
-    ParityLoader,
-    ResidentLoader,
-    labelled_images,
-    labelled_sequences,
-)
-from adatape.data.parity import held_out_set, validation_set
-from adatape.data.sampler import Order
-from adatape.data.shard_loader import CHANNELS, ShardLoader, classes_of, labelled_shards
-from adatape.data.shards import open_shards
+from adatape.data.imageset import Tally
+from adatape.data.loaders import Labelled
+from adatape.data.sets import LabelledSet, open_set
 from adatape.models.adaptive import Adaptive
 from adatape.models.construct import construct
 from adatape.models.making import wrap
@@ -36,8 +24,6 @@ from adatape.models.options import check_options, check_wrap
 from adatape.models.plain import Plain
 from adatape.models.sequence import build_sequence_model
 from adatape.train.weights import read_weights
-
-SCORED_AT_ONCE = 500
 
 
 class Task(NamedTuple):
@@ -52,90 +38,39 @@ class Task(NamedTuple):
 
 
 def task_of(experiment: Experiment, part: Part, device: torch.device) -> Task:
-    if isinstance(experiment.data, Parity) and isinstance(experiment.model, SequenceModel):
-        return _parity(experiment, experiment.data, experiment.model, part, device)
-    if isinstance(experiment.data, Images) and isinstance(experiment.model, ImageModel):
-        if experiment.data.source == "shards":
-            return _shards(experiment, experiment.data, experiment.model, part, device)
-        return _images(experiment, experiment.data, experiment.model, part, device)
-    raise _mismatch(experiment)
-
-
-def _mismatch(experiment: Experiment) -> ValueError:
-    data, model = type(experiment.data).__name__, type(experiment.model).__name__
-    return ValueError(f"data is {data} and model {model}; Parity goes with SequenceModel, Images with ImageModel")
-
-
-def build_for(experiment: Experiment, weights: bool = False) -> Adaptive:
-    """The model alone: by default untrained, for weights to be loaded into; with weights as training begins it."""
-    data, model = experiment.data, experiment.model
-    if isinstance(data, Parity) and isinstance(model, SequenceModel):
-        return build_sequence_model(model, data.length)
-    if isinstance(data, Images) and isinstance(model, ImageModel):
-        if data.source == "shards":
-            return build_image_model(model, data.size, CHANNELS, classes_of(data), weights)
-        test = open_images(data, "test")
-        return build_image_model(model, data.size, test.channels, test.classes, weights)
-    raise _mismatch(experiment)
-
-
-def _parity(experiment: Experiment, data: Parity, model: SequenceModel, part: Part, device: torch.device) -> Task:
-    batch, seed = experiment.optimizer.batch, experiment.seed
-    sets = validation_set(data.length, data.held_out), held_out_set(data.length, data.held_out)
+    data, workers = experiment.data, experiment.engine.workers
+    train, validation, test = (open_set(data, split) for split in ("train", "validation", "test"))
+    _check_pair(experiment, test)
+    for each in (validation, test):
+        each.check_exists()
+    loader = train.training(experiment.optimizer.batch, experiment.seed, part, device, workers)
     return Task(
-        build=lambda weights: build_sequence_model(model, data.length),  # noqa: ARG005
-        batches=ParityLoader(data, batch, seed, part, device).batches,
-        validation=lambda: labelled_sequences(sets[0], 1600, part, device),
-        test=lambda: labelled_sequences(sets[1], 1600, part, device),
-        epoch=lambda step: None,  # noqa: ARG005
-    )
-
-
-def _images(experiment: Experiment, data: Images, model: ImageModel, part: Part, device: torch.device) -> Task:
-    train, validation, test = (open_images(data, split) for split in ("train", "validation", "test"))
-    order = Order(len(train), experiment.optimizer.batch, experiment.seed, data.augment.repeats)
-    workers = _workers(experiment)
-    resident = train.pixels is not None if data.resident is None else data.resident
-    loader = (
-        ResidentLoader(train, data, order, part, device)
-        if resident
-        else DecodingLoader(train, data, order, part, device, workers)
-    )
-
-    def scored(images: ImageSet) -> Callable[[], Iterator[Labelled]]:
-        return lambda: labelled_images(images, data.size, SCORED_AT_ONCE, part, device, workers, data.broken)
-
-    return Task(
-        build=lambda weights: build_image_model(model, data.size, train.channels, train.classes, weights),
+        build=partial(_build, experiment, test),
         batches=loader.batches,
-        validation=scored(validation),
-        test=scored(test),
-        epoch=order.epoch,
-        tally=getattr(loader, "tally", None),
-    )
-
-
-def _shards(experiment: Experiment, data: Images, model: ImageModel, part: Part, device: torch.device) -> Task:
-    workers = _workers(experiment)
-    loader = ShardLoader(data, experiment.optimizer.batch, experiment.seed, part, device, workers)
-    validation, test = (open_shards(data, split) for split in ("validation", "test"))
-
-    def scored(urls: list[str]) -> Callable[[], Iterator[Labelled]]:
-        return lambda: labelled_shards(urls, data, SCORED_AT_ONCE, part, device, workers)
-
-    return Task(
-        build=lambda weights: build_image_model(model, data.size, CHANNELS, loader.classes, weights),
-        batches=loader.batches,
-        validation=scored(validation),
-        test=scored(test),
+        validation=lambda: validation.scored(validation.validated_at_once, part, device, workers),
+        test=lambda: test.scored(test.validated_at_once, part, device, workers),
         epoch=loader.epoch,
         tally=loader.tally,
     )
 
 
-def _workers(experiment: Experiment) -> int:
-    """No more than there are cores; how many there are changes nothing that is read."""
-    return min(experiment.engine.workers, os.cpu_count() or 1)
+def build_for(experiment: Experiment, weights: bool = False) -> Adaptive:
+    """The model alone: by default untrained, for weights to be loaded into; with weights as training begins it."""
+    return _build(experiment, open_set(experiment.data, "test"), weights)
+
+
+def _build(experiment: Experiment, data: LabelledSet, weights: bool) -> Adaptive:
+    _check_pair(experiment, data)
+    if isinstance(experiment.model, SequenceModel):
+        return build_sequence_model(experiment.model, *data.shape)
+    channels, size, _ = data.shape
+    return build_image_model(experiment.model, size, channels, data.classes, weights)
+
+
+def _check_pair(experiment: Experiment, data: LabelledSet) -> None:
+    if isinstance(experiment.model, ImageModel) != data.of_images:
+        given, model = type(experiment.data).__name__, type(experiment.model).__name__
+        raise ValueError(f"data is {given} and model {model}; Parity goes with SequenceModel, Images with ImageModel")
 
 
 def build_image_model(model: ImageModel, size: int, channels: int, classes: int, weights: bool = True) -> Adaptive:

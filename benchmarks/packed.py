@@ -1,0 +1,150 @@
+"""Does a ragged batch cost what its tokens cost? Packed against padded, over the blocks that a tape passes.
+
+    python benchmarks/packed.py results/packed.jsonl                                    on a GPU, ViT-B, batch 256
+    python benchmarks/packed.py /tmp/packed.jsonl --model vit_tiny_patch16_224 --batch 4 --rounds 3        anywhere
+
+Tapes are of any length from 0 to T, evenly, for T of 5, 50 and 90 % of the sequence; A-ViT's tokens halt by scores
+that random tokens give them. `law` is (time packed ÷ time padded) ÷ (tokens packed ÷ tokens padded). `padded` is what
+the model does where it is not packed; `unmasked` is harder to beat: all rows, and attention to all of them, as if
+nothing were hidden. All run in turns in one process; ratios are medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import timm
+import torch
+from record import add_rows, parser_of, settings_of
+from torch import Tensor, nn
+
+import adatape
+from adatape.config import Reading
+from adatape.measure.speed import interleaved, repeats_within, spread
+from adatape.models import AViT
+from adatape.models.avit import tokens_per_layer
+from adatape.records import Tape
+
+SHARES = {5: (224, 10), 50: (224, 196), 90: (64, 144)}  # per cent of tape: image size, tape tokens
+HALTING = {"gamma": 2.0, "beta": -2.0}  # a token of a standard normal coordinate halts at any layer
+Sides = dict[str, Callable[[], Any]]
+
+
+def tape_sides(arguments: argparse.Namespace, size: int, longest: int) -> tuple[Sides, float]:
+    """All blocks over random tokens and tapes, and how many of the padded rows are visible."""
+    vit = timm.create_model(arguments.model, img_size=size, class_token=False, global_pool="avg")
+    reading = Reading(steps=longest, merge=1, threshold=longest / 2)
+    wrapped = adatape.wrap(vit, "learn", bank_size=longest, reading=reading, gate=False, tape_ffn="none", layer=0)
+    model = ready(wrapped, arguments)
+    batch, inputs, width = arguments.batch, model.vit.patch_embed.num_patches, model.embed_dim
+    tokens = torch.randn(batch, inputs, width, device=arguments.device)
+    tape = random_tape(batch, longest, width, arguments.device)
+    model.embed = lambda _: tokens
+    model.reader.forward = lambda *_: tape
+    rows = torch.cat([tokens, tape.tokens], 1)
+    visible = (inputs + tape.length.float().mean().item()) / rows.shape[1]
+    return sides_of(model, size, rows), visible
+
+
+def random_tape(batch: int, longest: int, width: int, device: str) -> Tape:
+    length = torch.randint(longest + 1, (batch,), device=device)
+    mask = torch.arange(longest, device=device) < length[:, None]
+    tokens = torch.randn(batch, longest, width, device=device) * mask[..., None]
+    place = torch.arange(longest, device=device).expand(batch, -1)
+    index = place.masked_fill(~mask, -1)[..., None]
+    return Tape(tokens, mask, index, mask.float()[..., None], length, torch.zeros(batch, device=device))
+
+
+def avit_sides(arguments: argparse.Namespace) -> tuple[Sides, float]:
+    """All blocks over random tokens, and how many of the tokens run in a layer, on average."""
+    model = ready(AViT(timm.create_model(arguments.model), **HALTING), arguments)
+    size, count = model.vit.patch_embed.img_size[0], model.vit.patch_embed.num_patches + 1
+    tokens = torch.randn(arguments.batch, count, model.embed_dim, device=arguments.device)
+    model.embed = lambda _: tokens
+    with torch.no_grad(), context(arguments):
+        steps = model(torch.empty(arguments.batch, 3, size, size, device=arguments.device), output=True).steps
+    return sides_of(model, size, tokens), tokens_per_layer(steps.weight).mean().item() / count
+
+
+def sides_of(model: Any, size: int, rows: Tensor) -> Sides:
+    """`embed` gives tokens that lie ready, so the images are there for their shape alone."""
+    images = torch.empty(len(rows), 3, size, size, device=rows.device)
+
+    def run(packed: bool) -> Tensor:
+        model.set_packed(packed)
+        return model.forward_features(images)
+
+    def unmasked() -> Tensor:
+        x = rows
+        for block in model.vit.blocks:
+            x = block(x)
+        return x
+
+    return {"padded": partial(run, False), "packed": partial(run, True), "unmasked": unmasked}
+
+
+def ready(model: nn.Module, arguments: argparse.Namespace) -> Any:
+    model = model.to(arguments.device).eval()  # with gradients asked for, autocast casts a weight once and keeps it
+    if arguments.compile:
+        for block in model.get_submodule("vit.blocks").children():
+            block.compile(dynamic=True)
+    return model
+
+
+def context(arguments: argparse.Namespace) -> Any:
+    return torch.autocast(arguments.device, torch.bfloat16, enabled=arguments.dtype == "bf16")
+
+
+def measure(sides: Sides, tokens: float, arguments: argparse.Namespace) -> dict[str, Any]:
+    synchronize = torch.cuda.synchronize if arguments.device == "cuda" else lambda: None
+    with torch.no_grad(), context(arguments):
+        for call in sides.values():
+            for _ in range(arguments.warm_up):
+                call()
+        repeats = {name: repeats_within(call, arguments.seconds, synchronize) for name, call in sides.items()}
+        took = interleaved(sides, arguments.rounds, repeats, synchronize)
+    found: dict[str, Any] = {"tokens": tokens}
+    for other in ("padded", "unmasked"):
+        ratios = [mine / theirs for mine, theirs in zip(took["packed"], took[other], strict=True)]
+        found[f"time_to_{other}"] = statistics.median(ratios)
+        found[f"law_to_{other}"] = statistics.median(ratios) / tokens
+    return found | {"seconds": {name: spread(values)._asdict() for name, values in took.items()}}
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--model", default="vit_base_patch16_224")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=["bf16", "fp32"])
+    parser.add_argument("--shares", type=int, nargs="*", choices=list(SHARES), default=list(SHARES), help="of tape, %%")
+    parser.add_argument("--modes", nargs="+", choices=["eager", "compiled"], default=["eager"])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.2, help="of one side in one round")
+    parser.add_argument("--warm-up", type=int, default=3)
+    arguments = parser.parse_args(given)
+    arguments.dtype = arguments.dtype or ("bf16" if arguments.device == "cuda" else "fp32")
+    settings = settings_of(arguments)
+    cases = {f"tape, {share} %": partial(tape_sides, arguments, *SHARES[share]) for share in arguments.shares}
+    cases["A-ViT"] = partial(avit_sides, arguments)
+    for mode in arguments.modes:
+        arguments.compile = mode == "compiled"
+        for name, make in cases.items():
+            torch.manual_seed(0)
+            torch.compiler.reset()
+            found = measure(*make(), arguments)
+            row = {"case": f"{name}, {mode}", "mode": mode, **found, "settings": settings}
+            add_rows(arguments.out, [row], arguments.device)
+            print(
+                f"{name:11} {mode:9} tokens {found['tokens']:.3f}  time {found['time_to_padded']:.3f}  "
+                f"law {found['law_to_padded']:.3f}  (to unmasked {found['law_to_unmasked']:.3f})",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

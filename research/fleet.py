@@ -1,0 +1,201 @@
+"""Several runs over the same batches, side by side: a GPU that one small model leaves idle trains them all.
+
+Images are read and varied once for all. On a GPU the steps of all models are branches of one CUDA graph, which run at
+the same time. A model learns what it would learn alone; only what it draws without a key, as stochastic depth does,
+is another sample. What is stopped begins anew.
+
+    python research/fleet.py CONFIG.json --over seed=0,1,2 --over optimizer.lr=1e-3,3e-4 --together 8 --out runs/fleet
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adatape.config import Experiment
+from adatape.data.batch import Batch
+from adatape.graph import Tensors, captured, room_to_compile
+from adatape.train.distributed import local_device
+from adatape.train.folder import load_config, new_folder
+from adatape.train.loop import Stats, Trainer
+from adatape.train.run import Record, Watch
+from adatape.train.stop import Stop, Stopped
+from adatape.train.sweep import combinations
+from adatape.train.task import Task, build_for
+
+SHOWN = ("accuracy", "length_mean", "gflops", "steps", "error")
+COMPILED_FOR_EACH = 4  # in training and scoring, with the last batch of a set, and one to spare
+
+
+def common(experiment: Experiment) -> dict[str, Any]:
+    """What runs must have in common to learn from the same batches in one process."""
+    settings = experiment.optimizer
+    return {
+        "data": experiment.data,
+        "seed": experiment.seed,
+        "optimizer.batch": settings.batch,
+        "optimizer.steps": settings.steps,
+        "engine.deterministic": experiment.engine.deterministic,
+    }
+
+
+def fleets(experiments: Sequence[Experiment], most: int) -> list[list[int]]:
+    """Places of experiments that can train together, at most so many at once, in their order."""
+    groups: dict[str, list[int]] = {}
+    for place, experiment in enumerate(experiments):
+        groups.setdefault(repr(common(experiment)), []).append(place)
+    return [group[i : i + most] for group in groups.values() for i in range(0, len(group), most)]
+
+
+class Fleet:
+    """Trainers in step with one another."""
+
+    def __init__(self, experiments: Sequence[Experiment], device: str | torch.device) -> None:
+        _check_alike(experiments)
+        first = Trainer(experiments[0], device)
+        self.trainers = [first, *(Trainer(other, device, task=_shared(first.task, other)) for other in experiments[1:])]
+        on_gpu = first.device.type == "cuda"
+        self.streams = [torch.cuda.Stream() for _ in self.trainers] if on_gpu else []
+        self.update = captured(self._update) if on_gpu else self._update
+
+    def train(self) -> Iterator[list[Stats]]:
+        """From the first step to the last: what each trainer's step did."""
+        first = self.trainers[0]
+        for trainer in self.trainers:
+            trainer.model.train()
+        for _, batch in zip(range(first.experiment.optimizer.steps), first.task.batches(0), strict=False):
+            for trainer in self.trainers:
+                trainer.stepper.set_rate(trainer.step)
+            first.seed_noise()
+            (rows,) = self.update(*batch)
+            for trainer in self.trainers:
+                trainer.step += 1
+            yield [Stats(*row.unbind()) for row in rows]
+
+    def _update(self, *batch: Tensor) -> Tensors:
+        steps = [partial(trainer.take_step, Batch(*batch)) for trainer in self.trainers]
+        return (torch.stack(side_by_side(steps, self.streams)),)
+
+
+def side_by_side(calls: Sequence[Callable[[], Tensor]], streams: Sequence[torch.cuda.Stream]) -> list[Tensor]:
+    """What the calls give, each on a stream of its own: captured, they are branches that a GPU runs at the same time.
+
+    Without streams, as on a CPU, one after the other.
+    """
+    if not streams:
+        return [call() for call in calls]
+    here, given = torch.cuda.current_stream(), []
+    for call, stream in zip(calls, streams, strict=True):
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            given.append(call())
+    for stream in streams:
+        here.wait_stream(stream)
+    return given
+
+
+def _shared(task: Task, experiment: Experiment) -> Task:
+    """One experiment's data with another's model."""
+    return task._replace(build=lambda weights: build_for(experiment, weights))
+
+
+def run_together(
+    experiments: Sequence[Experiment], folders: Sequence[Path], device: str, watch: Watch = lambda _: None
+) -> list[dict[str, Any]]:
+    """As `run` for each, in folders that look the same; `watch` sees the first. What is stopped is not resumed.
+
+    A run that fails leaves `{"error": why}` in place of its result, and the others go on. Times are those of all.
+    """
+    with ExitStack() as held:
+        with _room_for(experiments), Stop() as stop:
+            fleet = Fleet(experiments, local_device(device))
+            for experiment, folder in zip(experiments, folders, strict=True):
+                held.enter_context(new_folder(folder, experiment, device, begun=lambda: fleet.trainers[0].step > 0))
+            watches = [watch, *[lambda _: None] * (len(folders) - 1)]
+            records = [Record(*each, facts={}) for each in zip(fleet.trainers, folders, watches, strict=True)]
+            errors: dict[Record, str] = {}
+            with ExitStack() as open_records:
+                for record in records:
+                    open_records.enter_context(record)
+                for step, each in enumerate(fleet.train(), 1):
+                    _note(records, each, errors)
+                    if stop.code is not None and step < experiments[0].optimizer.steps:
+                        raise Stopped(stop.code, f"stopped at step {step}; runs side by side begin anew")
+            seconds = records[0].seconds
+        return [
+            {"error": errors[record]} if record in errors else record.conclude(seconds=seconds, together=len(records))
+            for record in records
+        ]
+
+
+def _note(records: Sequence[Record], each: Sequence[Stats], errors: dict[Record, str]) -> None:
+    for record, stats in zip(records, each, strict=True):
+        if record not in errors:
+            try:
+                record.after(stats)
+            except ValueError as error:  # its loss is no number any more
+                errors[record] = str(error)
+    if records[0].trainer.step % records[0].experiment.evaluate_every == 0:
+        for record in records:
+            record.restart_clock()
+
+
+def _room_for(experiments: Sequence[Experiment]) -> AbstractContextManager[None]:
+    ways = {experiment.engine.compile for experiment in experiments}
+    if ways == {False}:
+        return nullcontext()
+    if True in ways:
+        torch.compiler.reset()  # an earlier fleet's graphs would take up the room; those of blocks serve again
+    return room_to_compile(COMPILED_FOR_EACH * len(experiments))
+
+
+def _check_alike(experiments: Sequence[Experiment]) -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}; runs side by side are for one process")
+    theirs = common(experiments[0])
+    for experiment in experiments:
+        if experiment.stop_at is not None:
+            raise ValueError(
+                f"stop_at is {experiment.stop_at}; runs side by side take all their steps, so leave it out"
+            )
+        for name, value in common(experiment).items():
+            if value != theirs[name]:
+                raise ValueError(f"{name} is {value}; beside a run with {theirs[name]} it must be the same")
+
+
+def sweep_together(experiment: Experiment, over: list[str], out: Path, device: str, most: int) -> list[dict[str, Any]]:
+    """Every combination of fields, so many side by side as share their batches; one row for each, in their order."""
+    grid = combinations(experiment, over)
+    rows: list[dict[str, Any]] = [{} for _ in grid]
+    for places in fleets([each for _, each in grid], most):
+        results = run_together([grid[place][1] for place in places], [out / str(place) for place in places], device)
+        for place, result in zip(places, results, strict=True):
+            rows[place] = {**grid[place][0], **{key: result[key] for key in SHOWN if key in result}}
+    (out / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, help="config.json of an experiment of your own")
+    parser.add_argument("--over", action="append", required=True, metavar="FIELD=VALUE,…")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--together", type=int, default=8, help="runs side by side, at most")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    given = parser.parse_args(arguments)
+    experiment = load_config(given.config, trust=True)
+    for row in sweep_together(experiment, given.over, given.out, given.device, given.together):
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Looks closer at trained runs: how they read each test image, what they score on less, and from few images of others.
+
+    python research/look.py results/mine.jsonl --fewshot data/few/c10 data/few/pets      run folders under runs/mine
+    python research/look.py results/mine.jsonl --speed                                   images a second, on an idle GPU
+
+Each run folder then has its length and certainty for every test image (`images.npz`), its `reading`, what it scores at
+smaller `budgets`, `fewshot`, and how far its lengths follow the loss of a plain ViT (`difficulty`); all but the images
+go into the study's rows. A run that was looked at is not looked at again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from image_tables import JUDGE
+from rows import add_rows, row_of
+from torch import Tensor, nn
+
+from adatape.config import Images
+from adatape.data.loaders import Labelled
+from adatape.graph import WARM_UP_CALLS, Tensors, captured
+from adatape.measure.budget import apply_budget, look, scaled_budget
+from adatape.measure.difficulty import spearman
+from adatape.measure.reading import Reads, collect
+from adatape.measure.speed import seconds_per_call
+from adatape.models.adaptive import Adaptive
+from adatape.models.adatape import AdaTape
+from adatape.show.budget import test_batches
+from adatape.show.transfer import print_fewshot
+from adatape.train.folder import load_run
+
+EIGHTHS = (0, 1, 2, 4, 6, 8)  # of the most tokens
+SHOTS, DRAWS, L2 = (1, 5, 10, 25), (0, 1, 2), (1024.0,)
+NO_SPREAD = 0.1  # tokens: lengths that vary less follow nothing
+
+
+def opened(folder: Path, device: str) -> tuple[Adaptive, Callable[[], Iterator[Labelled]]]:
+    """A run's model, and its test set as often as it is asked for."""
+    experiment, model = load_run(folder)
+    if isinstance(experiment.data, Images) and experiment.data.validate_on is not None:
+        raise ValueError(f"{folder} held images out to choose by; a closer look would be at the test set")
+    return model.to(device).eval(), lambda: test_batches(experiment, None, torch.device(device))
+
+
+def look_closer(folder: Path, device: str, fewshot: Sequence[str] = ()) -> None:
+    """What the model does with each test image, what it scores where it may read less, and on what it never saw."""
+    model, test = opened(folder, device)
+    reads = collect(model, test())
+    if isinstance(model, AdaTape):
+        put(folder / "reading.json", saturation(model, reads))
+        put(folder / "budgets.json", at_budgets(model, test))
+    if fewshot:
+        found = {Path(on).name: print_fewshot(folder, on, SHOTS, DRAWS, L2, device)["summary"] for on in fewshot}
+        put(folder / "fewshot.json", found)
+    certainty, length = reads.certainty.half().numpy(), reads.length.to(torch.uint8).numpy()
+    np.savez_compressed(folder / "images.npz", certainty=certainty, length=length)
+
+
+def put(path: Path, found: Any) -> None:
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def saturation(model: AdaTape, reads: Reads) -> dict[str, float]:
+    """How far the softmax of a read is from even, and the scale that its norm has come to."""
+    visible = reads.taken[..., 0] >= 0
+    found = {"top_weight": reads.weight.amax(-1)[visible].mean().item()}
+    if isinstance(model.reader.norm, nn.LayerNorm):
+        scale = model.reader.norm.weight[: model.reader.reading.query_width].detach()
+        found["norm_scale"] = scale.square().mean().sqrt().item()
+    return found
+
+
+def note_speed(folder: Path, device: str) -> None:
+    """Nothing ends early in what is timed, so it goes with the bound of the cost."""
+    model, test = opened(folder, device)
+    speed = throughput(model, next(iter(test()))[0])
+    put(folder / "result.json", json.loads((folder / "result.json").read_text()) | {"images_per_second": speed})
+
+
+def throughput(model: Adaptive, x: Tensor) -> float:
+    """Images a second in bf16, replayed as a CUDA graph; every system alike: none compiled, none ends early."""
+
+    @torch.no_grad()
+    def answer(x: Tensor) -> Tensors:
+        with torch.autocast("cuda", torch.bfloat16):
+            return (model(x),)
+
+    call = captured(answer)
+    for _ in range(WARM_UP_CALLS + 1):
+        call(x)
+    took = [seconds_per_call(lambda: call(x), 20, torch.cuda.synchronize) for _ in range(5)]
+    return len(x) / statistics.median(took)
+
+
+def at_budgets(model: AdaTape, test: Callable[[], Iterator[Labelled]]) -> list[dict[str, Any]]:
+    """What it scores where all may read less."""
+    most, rows = model.reader.reading.steps, []
+    for steps in sorted({most * share // 8 for share in EIGHTHS}):
+        budget = scaled_budget(model, steps)
+        apply_budget(model, budget)
+        seen = look(model, test())
+        accuracy, length, macs = (each.double().mean().item() for each in (seen.right, seen.length, seen.macs))
+        figures = {"accuracy": accuracy, "length_mean": length, "gflops_mean": macs / 1e9}
+        rows.append({**budget.__dict__, **figures})
+    return rows
+
+
+def judge_lengths(folders: Sequence[Path]) -> None:
+    """How far the lengths of each run follow a plain ViT's loss on the same images, the mean over that one's seeds.
+
+    And its own loss. The interval is from a bootstrap over images.
+    """
+    seen = {folder: np.load(folder / "images.npz") for folder in folders if (folder / "images.npz").is_file()}
+    for recipe in {folder.parent.parent for folder in seen}:
+        of_set = {folder: images for folder, images in seen.items() if folder.parent.parent == recipe}
+        judges = [loss_of(images["certainty"]) for folder, images in of_set.items() if folder.parent.name == JUDGE]
+        for folder, images in of_set.items():
+            length = torch.from_numpy(images["length"].astype(np.int64))
+            if length.double().std() > NO_SPREAD:
+                found = {"itself": spearman(length, loss_of(images["certainty"]))._asdict()}
+                if judges:
+                    found[JUDGE] = spearman(length, torch.stack(judges).mean(0))._asdict()
+                put(folder / "difficulty.json", found)
+
+
+def loss_of(certainty: np.ndarray) -> Tensor:
+    return -torch.from_numpy(certainty.astype(np.float64)).clamp(min=1e-4).log()
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="the study's JSONL file")
+    parser.add_argument("--runs", type=Path, help="where its run folders are; runs/STUDY unless given")
+    parser.add_argument("--fewshot", nargs="*", default=[], help="folders of arrays to learn from few images of")
+    parser.add_argument("--speed", action="store_true", help="only time them")
+    parser.add_argument("--device", default="cuda")
+    arguments = parser.parse_args(given)
+    runs = arguments.runs or Path("runs") / arguments.out.stem
+    folders = sorted(path.parent for path in runs.glob("*/*/seed-*/result.json"))
+    for folder in folders:
+        try:
+            if arguments.speed:
+                note_speed(folder, arguments.device)
+            elif not (folder / "images.npz").is_file():
+                look_closer(folder, arguments.device, arguments.fewshot)
+        except (RuntimeError, ValueError, FileNotFoundError) as error:  # the others are worth a look all the same
+            print(f"{folder}: {type(error).__name__}: {error}"[:500], flush=True)
+    judge_lengths(folders)
+    add_rows(arguments.out, [row_of(folder, str(folder.relative_to(runs))) for folder in folders])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Runs grids of parity experiments, several processes at a time, a row of a study for each.
+
+    python research/parity.py results/parity.jsonl "--length 16,32 --seed 0,1,2" "--length 16 --system order" --jobs 2
+    python research/parity.py --margins            how a small AdaTape, trained at N = 16, fares on longer sequences
+
+Each quoted argument is one grid: options of `adatape train parity`, comma-separated values multiplied out. `--also`
+evaluates each trained model at other lengths. A run that is not done after `--minutes` is stopped and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from rows import Row, add_rows
+
+from adatape.data.parity import held_out_set
+from adatape.models.adatape import AdaTape
+from adatape.recipes import parity_small
+from adatape.train.journal import METRICS, lines_of
+from adatape.train.loop import Trainer
+
+ADATAPE = [sys.executable, "-m", "adatape.cli"]
+
+
+def runs_of(grid: str) -> list[list[str]]:
+    words = shlex.split(grid)
+    names, values = words[::2], [word.split(",") for word in words[1::2]]
+    return [list(itertools.chain(*zip(names, row, strict=True))) for row in itertools.product(*values)]
+
+
+def train(options: list[str], folder: Path, device: str, also: list[str], deadline: float) -> Row:
+    text = " ".join(options)
+    row: Row = {"run": text, "options": text}
+    if time.time() > deadline:
+        return {**row, "unfinished": "not started: the time was up"}
+    command = [*ADATAPE, "train", "parity", *options, "--out", str(folder), "--device", device]
+    try:
+        ask(command, limit=deadline + 5 - time.time())
+    except subprocess.TimeoutExpired:
+        return {**row, "unfinished": "stopped: the time was up", "curve": curve_of(folder)}
+    except subprocess.CalledProcessError as error:
+        return {**row, "unfinished": error.stderr.strip().splitlines()[-1]}
+    return {
+        **row,
+        "result": json.loads((folder / "result.json").read_text()),
+        "curve": curve_of(folder),
+        "elsewhere": [evaluate(folder, length, device) for length in also],
+        "environment": json.loads((folder / "env.json").read_text()),
+    }
+
+
+def evaluate(folder: Path, length: str, device: str) -> list[Any]:
+    said = ask([*ADATAPE, "eval", str(folder), "--length", length, "--device", device, "--json"])
+    return [int(length), json.loads(said.splitlines()[-1])["accuracy"]]
+
+
+def ask(command: list[str], limit: float | None = None) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=limit)
+    return done.stdout
+
+
+def curve_of(folder: Path) -> list[list[float]]:
+    """[step, validation accuracy] pairs, as far as the run got."""
+    scored = [line for line in lines_of(folder / METRICS) if line["kind"] == "validation"]
+    return [[line["step"], round(line["accuracy"], 4)] for line in scored]
+
+
+def describe(row: Row) -> str:
+    if "result" not in row:
+        return f"{row['unfinished']} {row.get('curve', [])[-1:]}"
+    result = row["result"]
+    return f"{result['accuracy']:.4f}  step {result['steps']}  {result['seconds']:.0f} s  {row['elsewhere'] or ''}"
+
+
+def work(arguments: argparse.Namespace) -> None:
+    also = [length for length in arguments.also.split(",") if length]
+    deadline = time.time() + 60 * arguments.minutes
+    runs = [options for grid in arguments.grids for options in runs_of(grid)]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
+        each = ((options, Path(folder) / str(n), arguments.device, also, deadline) for n, options in enumerate(runs))
+        for row in pool.map(lambda given: train(*given), each):
+            add_rows(arguments.out, [row])
+            print(f"{row['options']:60s} {describe(row)}", flush=True)
+
+
+@torch.no_grad()
+def margins(model: AdaTape, trained_at: int, lengths: Sequence[int], count: int = 1000) -> Iterator[str]:
+    """Accuracy and mean logit margins of odd and of even sequences; the budget scales with the length."""
+    reading = model.eval().reader.reading
+    for length in lengths:
+        model.set_budget(reading.steps * length // trained_at, reading.threshold * length / trained_at)
+        data = held_out_set(length, count)
+        logits = model(data.symbols)
+        margin, right = logits[:, 1] - logits[:, 0], (logits.argmax(-1) == data.label).float().mean()
+        odd, even = (margin[data.label == label].mean() for label in (1, 0))
+        yield f"N {length:4d}  accuracy {right:.3f}  margin odd {odd:6.2f}  even {even:6.2f}"
+
+
+def print_margins(seeds: Sequence[int] = (0, 1, 2), steps: int = 400) -> None:
+    warnings.simplefilter("ignore", UserWarning)  # reading further than trained is the point
+    for seed in seeds:
+        trainer = Trainer(parity_small(seed=seed))
+        for _ in trainer.train(steps):
+            pass
+        model = trainer.model
+        assert isinstance(model, AdaTape)
+        for line in margins(model, 16, (16, 32, 64, 128, 256)):
+            print(f"seed {seed}  {line}", flush=True)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, nargs="?", help="the study's JSONL file")
+    parser.add_argument("grids", nargs="*")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--minutes", type=float, default=600)
+    parser.add_argument("--also", default="", help="comma-separated lengths")
+    parser.add_argument("--margins", action="store_true")
+    arguments = parser.parse_args(given)
+    if arguments.margins:
+        print_margins()
+    elif arguments.out and arguments.grids:
+        work(arguments)
+    else:
+        parser.error("nothing to run; give a file and grids, or --margins")
+
+
+if __name__ == "__main__":
+    main()

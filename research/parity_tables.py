@@ -1,0 +1,146 @@
+"""The parity tables of docs/results.md, from results/parity.jsonl and results/parity_small.jsonl."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cells import rounded, table
+from rows import RESULTS, Row, read_rows
+
+LENGTHS = (16, 32, 64, 128)
+EQUAL_STEPS = 3250  # what AdaTape's slowest seed needed
+UNFINISHED = "ᵃ"
+RATES = ("3e-5", "1e-4", "3e-4")
+ADATAPE = "adatape"
+
+
+class Run(NamedTuple):
+    system: str
+    length: int
+    lr: str
+    seed: int
+    row: Row
+
+
+def runs_in(name: str) -> list[Run]:
+    """Without the exploratory ones, which another way of stopping sets apart."""
+    rows = [row for row in read_rows(RESULTS / f"{name}.jsonl") if "exploration" not in row.get("session", "")]
+    return [run_of(row) for row in rows]
+
+
+def run_of(row: Row) -> Run:
+    words = shlex.split(row["options"])
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    system, length = options.get("--system", ADATAPE), int(options["--length"])
+    return Run(system, length, options.get("--lr", ""), int(options.get("--seed", 0)), row)
+
+
+def chosen(runs: Sequence[Run], system: str, length: int) -> list[Run]:
+    """By learning rate and seed."""
+    found = [run for run in runs if (run.system, run.length) == (system, length)]
+    return sorted(found, key=lambda run: (RATES.index(run.lr) if run.lr in RATES else 0, run.seed))
+
+
+def percent(share: float, digits: int = 2) -> str:
+    return rounded(100 * share, digits)
+
+
+def as_long_as_run(run: Run) -> str:
+    """Held-out accuracy and steps; of a run that was stopped, validation accuracy at its last point, with a mark."""
+    if "result" in run.row:
+        accuracy, steps, mark = run.row["result"]["accuracy"], run.row["result"]["steps"], ""
+    else:
+        (steps, accuracy), mark = run.row["curve"][-1], f" {UNFINISHED}"
+    text = f"**{percent(accuracy)}**" if accuracy > 0.9 else percent(accuracy)
+    return f"{text}{mark} ({steps:,})"
+
+
+def at_equal_steps(run: Run) -> str:
+    """Validation accuracy at AdaTape's slowest step; of a run with fewer points, at its last."""
+    points = dict(run.row["curve"])
+    if EQUAL_STEPS in points:
+        return percent(points[EQUAL_STEPS])
+    step, accuracy = run.row["curve"][-1]
+    return f"{percent(accuracy)} {UNFINISHED} ({step:,})"
+
+
+def by_length() -> str:
+    runs = runs_in("parity")
+
+    def line(name: str, system: str, cell: Callable[[Run], str]) -> list[str]:
+        return [name, *(", ".join(map(cell, chosen(runs, system, length))) for length in LENGTHS)]
+
+    solved = [chosen(runs, ADATAPE, length) for length in LENGTHS]
+    worst = [min(run.row["result"]["accuracy"] for run in of_length) for of_length in solved]
+    steps = [", ".join(str(run.row["result"]["steps"]) for run in of_length) for of_length in solved]
+    plain = "plain Transformer, `--system transformer --lr L`, L = 3e-5, 1e-4, 3e-4, seed 0: validation after "
+    singly = "control: every symbol singly, `--system singles` (merge 1, T = τ = N; N = 16: seeds 0, 1, 2)"
+    rows = [
+        ["AdaTape, `--length N --seed 0`, `1`, `2`: worst of 3 seeds", *(f"**{percent(each)}**" for each in worst)],
+        ["… steps to the end, by seed", *steps],
+        line(f"{plain}{EQUAL_STEPS:,} steps", "transformer", at_equal_steps),
+        line("… as long as it was run (steps)", "transformer", as_long_as_run),
+        line(singly, "singles", as_long_as_run),
+        line("control: random pairs, `--system random`", "random", as_long_as_run),
+        line("control: pairs in order, `--system order`", "order", as_long_as_run),
+    ]
+    return table(["accuracy, %, of `adatape train parity …`", *(f"N = {length}" for length in LENGTHS)], rows)
+
+
+def beyond() -> str:
+    """Trained on longer sequences, or tested on them."""
+    runs = runs_in("parity")
+    (longer,), (longest,) = (chosen(runs, ADATAPE, length) for length in (256, 512))
+    curve, result = longer.row["curve"], longer.row["result"]
+    perfect = next(step for step, accuracy in curve if accuracy == 1)
+    step, accuracy = longest.row["curve"][-1]
+    tested = [dict(run.row["elsewhere"]) for run in chosen(runs, ADATAPE, 64)]
+    far = [{percent(each[length], 1) for each in tested} for length in (256, 512, 1024)]
+    command = "adatape train parity --length"
+    rows = [
+        [
+            "trained at 256, seed 0",
+            f"{percent(result['accuracy'])} % at step {result['steps']:,} (first perfect validation at {perfect:,})",
+            f"`{command} 256`",
+        ],
+        [
+            "trained at 512, seed 0",
+            f"{percent(accuracy, 1)} % at step {step:,}, where the session ended: not known",
+            f"`{command} 512`",
+        ],
+        ["trained at 1024", "not run", ""],
+        [
+            "trained at 64, tested at 128",
+            f"{', '.join(percent(each[128]) for each in tested)} % (seeds 0, 1, 2)",
+            "`adatape eval RUN --length 128`",
+        ],
+        [
+            "trained at 64, tested at 256, 512, 1024",
+            f'{", ".join("/".join(sorted(each)) for each in far)} %, all seeds: always "even"',
+            "`adatape eval RUN --length 256`",
+        ],
+    ]
+    return table(["", "figure", "command"], rows)
+
+
+SMALL = {
+    "Universal Transformer, `ut`": "ut",
+    "plain Transformer, `transformer`": "transformer",
+    "control: every symbol singly, `singles`": "singles",
+    "control: random pairs, `random`": "random",
+    "control: pairs in order, `order`": "order",
+    "AdaTape, `adatape`": ADATAPE,
+}
+
+
+def small() -> str:
+    """Held-out accuracy by seed."""
+    runs, lengths = runs_in("parity_small"), (16, 32, 64)
+    rows = [
+        [name, *(", ".join(percent(run.row["result"]["accuracy"], 1) for run in chosen(runs, system, length))
+                 for length in lengths)]
+        for name, system in SMALL.items()
+    ]  # fmt: skip
+    return table(["accuracy, %, by seed", *(f"N = {length}" for length in lengths)], rows)

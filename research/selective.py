@@ -1,0 +1,174 @@
+"""A reader beside the paper's: a trained gate for every bank token, and no more steps than one.
+
+model = build_selective(img_size=32, patch_size=8, bank_patch=4, embed_dim=192, num_heads=3, steps=12)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from adatape.atr import take, wide
+from adatape.banks import Bank
+from adatape.config import Reading
+from adatape.keyed import keys_of, uniform
+from adatape.macs import linear_macs
+from adatape.models.adatape import AdaTape
+from adatape.models.execution import Joined
+from adatape.models.join import TapeJoin
+from adatape.models.making import BankName, build, default_reading, wrap
+from adatape.reader import TapeReader
+from adatape.records import Tape
+
+FLOOR = 0.5
+
+
+class SelectiveReader(TapeReader):
+    """Reads the bank tokens that it finds worth reading, each as it is, the best first.
+
+    A token's gate is the sigmoid of its score: an inner product of trained projections of query and token, and what
+    the query alone says of how much the sample needs. Up to `steps` tokens are read whose gates exceed `floor`, until
+    the gates sum to `threshold`, and the best in any case; for a model from scratch the threshold is by default too
+    high to matter. The gate enters attention as log g on the token's key (`token_bias`), so it is learnt by
+    what the token is good for, in every block and behind any norm; a weight on the token itself would be divided out
+    by the first LayerNorm. Ponder is the sum of the gates read.
+
+    While training, each sample's floor is drawn between 0 and twice `floor`: a token is read about as often as its
+    gate says, tokens below the floor still learn, and one model is good at every floor.
+    """
+
+    finds, always_full = False, False
+
+    def __init__(self, width: int, reading: Reading, bank_size: int, floor: float = FLOOR) -> None:
+        super().__init__(width, dataclasses.replace(reading, hide=0.0), bank_size)
+        self.reading = reading  # gated, a tape is simply shorter where tokens are hidden
+        self.built_floor = floor
+        self.set_floor()
+        self.ask, self.answer = nn.Linear(width, reading.query_width), nn.Linear(width, reading.query_width, bias=False)
+        self.need = nn.Linear(width, 1)
+        for layer in (self.ask, self.answer):
+            nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(self.ask.bias)
+        nn.init.zeros_(self.need.weight)
+        nn.init.ones_(self.need.bias)  # at first a gate is 0.73 on average: all may be seen
+
+    @staticmethod
+    def tokens_needed(reading: Reading) -> int:
+        return reading.steps
+
+    def set_floor(self, floor: float | None = None) -> None:
+        """The least gate worth reading: a higher one reads less; no argument resets."""
+        floor = self.built_floor if floor is None else floor
+        _check_floor(floor)
+        self.floor = floor
+
+    def read(self, query: Tensor, bank: Tensor, taken: Tensor | None, key: Tensor | None = None) -> Tape:
+        score = self._scores(query, bank)
+        if taken is not None:
+            score = score.masked_fill(taken, -math.inf)
+        index = most_worth(score, self.steps)
+        gate = score.gather(1, index).sigmoid()
+        floor = self._drawn_floor(query, key) if self.training else self.floor
+        visible = (gate > floor) & (_sum_before(gate) < self.threshold)
+        visible = torch.cat([torch.ones_like(visible[:, :1]), visible[:, 1:]], 1)
+        return Tape(
+            tokens=take(bank, index) * visible[..., None],
+            mask=visible,
+            index=index[..., None].masked_fill(~visible[..., None], -1),
+            weight=(gate * visible)[..., None],
+            length=visible.sum(1),
+            ponder=(gate * visible).sum(1),
+        )
+
+    def export_refusal(self) -> str:
+        return "reader is selective; its gates weigh attention, which exported graphs do not take yet"
+
+    def macs(self, bank_size: int, tape: int) -> int:
+        """Projections of query and bank, and one score for each bank token."""
+        asked = linear_macs(self.ask) + linear_macs(self.need)
+        return asked + bank_size * (linear_macs(self.answer) + self.reading.query_width) if tape else 0
+
+    def _scores(self, query: Float[Tensor, "b d"], bank: Float[Tensor, "*b c d"]) -> Float[Tensor, "b c"]:
+        asked, answers = wide(self.ask(query)), wide(self.answer(bank))
+        d = asked @ answers.mT if answers.dim() == 2 else (answers @ asked[..., None]).squeeze(-1)
+        return d / self.reading.query_width**0.5 + wide(self.need(query))
+
+    def _drawn_floor(self, like: Float[Tensor, "b d"], key: Int[Tensor, "b"] | None) -> Float[Tensor, "b 1"]:
+        if key is None:
+            return 2 * self.floor * torch.rand(like.shape[0], 1, device=like.device)
+        return 2 * self.floor * uniform(keys_of(4, key), 1)
+
+
+def _sum_before(gate: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
+    """Of all gates ahead of each; cumsum has no fixed order on a GPU."""
+    ahead = torch.ones(gate.shape[1], gate.shape[1], device=gate.device, dtype=gate.dtype).tril(-1)
+    return (ahead * gate[:, None]).sum(-1)
+
+
+def _check_floor(floor: float) -> None:
+    if not 0 < floor < 1:
+        raise ValueError(f"floor is {floor}; it must lie between 0 and 1, both excluded")
+
+
+def most_worth(score: Float[Tensor, "b c"], k: int) -> Int[Tensor, "b k"]:
+    """As `atr.highest`, by one sort that leaves equals in their order: k may be large here."""
+    return score.detach().sort(descending=True, stable=True).indices[:, :k]
+
+
+def token_bias(visible: Bool[Tensor, "b m"], weight: Float[Tensor, "b t"]) -> Float[Tensor, "b 1 1 m"]:
+    """What to add to attention scores: 0 for inputs, the log of its weight for each tape row, -∞ for hidden ones."""
+    inputs = weight.new_ones(visible.shape[0], visible.shape[1] - weight.shape[1])
+    seen = torch.where(visible, torch.cat([inputs, weight], 1), 1.0)  # the log of a hidden zero would spoil gradients
+    return seen.log().masked_fill(~visible, -math.inf)[:, None, None]
+
+
+class SelectiveAdaTape(AdaTape):
+    """AdaTape with the selective reader: gates weigh attention to tape rows, none of which is pooled."""
+
+    def __init__(
+        self, vit: VisionTransformer, bank: Bank, reading: Reading, join: TapeJoin, floor: float = FLOOR
+    ) -> None:
+        super().__init__(vit, bank, dataclasses.replace(reading, hide=0.0), join)
+        self.reader = SelectiveReader(vit.embed_dim, reading, bank.size, floor)
+        self.pooled = False
+
+    def attention_masks(self, joined: Joined, tape: Tape) -> Sequence[Any]:
+        """The heads' gates, where there are any, and the tokens'."""
+        own = token_bias(joined.visible, tape.weight.squeeze(-1)).to(joined.rows.dtype)
+        masks = super().attention_masks(joined, tape)
+        return [own] * len(masks) if self.gate is None else [bias + own for bias in masks]
+
+    def _weighs_keys(self) -> bool:
+        return True
+
+
+def build_selective(floor: float = FLOOR, bank: BankName = "input", **options: Any) -> SelectiveAdaTape:
+    """From scratch, by the options of `adatape.models.making.build`; by default no threshold ends a tape."""
+    hide = options.get("hide", default_reading(bank).hide)
+    return _selective(build(bank=bank, **_settled(options)), floor, hide)
+
+
+def wrap_selective(
+    vit: VisionTransformer, floor: float = FLOOR, bank: BankName | Bank = "input", **options: Any
+) -> SelectiveAdaTape:
+    """Around a ViT that exists already, by the options of `adatape.wrap`."""
+    hide = options.get("hide", default_reading(bank).hide)
+    made = _selective(wrap(vit, bank, **_settled(options)), floor, hide)
+    return made.to(next(vit.parameters())).train(vit.training)
+
+
+def _settled(options: dict[str, Any]) -> dict[str, Any]:
+    """Gates are at most 1: a threshold of `steps` never ends a tape. A tape may take a whole bank, hidden in part."""
+    return {"threshold": float(options.get("steps", Reading.steps)), "merge": 1, **options, "hide": 0.0}
+
+
+def _selective(made: AdaTape, floor: float, hide: float) -> SelectiveAdaTape:
+    reading = dataclasses.replace(made.reader.reading, hide=hide)
+    return SelectiveAdaTape(made.vit, made.bank, reading, made.join, floor)

@@ -1,0 +1,207 @@
+"""Data as training, scoring, figures and the server use it: one kind of set, however its samples are stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from adatape.config import Images, Parity
+from adatape.data.batch import Batch, Part
+from adatape.data.images import Split, open_images
+from adatape.data.imageset import ImageSet, Tally
+from adatape.data.loaders import (
+    Chunks,
+    DecodingLoader,
+    Labelled,
+    ParityLoader,
+    ResidentLoader,
+    even_chunks,
+    labelled_images,
+)
+from adatape.data.parity import held_out_set, validation_set
+from adatape.data.sampler import Order
+from adatape.data.shard_loader import CHANNELS, ShardLoader, classes_of, labelled_shards
+from adatape.data.shards import count_of, open_shards
+from adatape.data.tars import index_shards
+
+
+class Loader(Protocol):
+    """A process's part of every training batch."""
+
+    @property
+    def tally(self) -> Tally | None:
+        """Of images that could not be read; None where none is decoded."""
+
+    def batches(self, first: int) -> Iterator[Batch]:
+        """From step `first` on, without end."""
+
+    def epoch(self, step: int) -> float | None:
+        """Epochs done before a step, where anything says how many samples there are."""
+
+
+class LabelledSet(ABC):
+    """The samples of one split, in a fixed order."""
+
+    split: Split  # whose samples these are: validation is test where no share of train is kept for it
+    shape: tuple[int, ...]  # of a sample: channels, height and width, or the length of a sequence
+    names: list[str]  # of the classes; numbers where the data has no names
+    images: ImageSet | None = None  # the samples by number; None where they can only be read in turn, or are no images
+    at_once = 500  # samples that a finished run is scored on in one forward
+    validated_at_once = 500  # and a run in training
+
+    @property
+    def classes(self) -> int:
+        return len(self.names)
+
+    @property
+    def of_images(self) -> bool:
+        return len(self.shape) == 3
+
+    def check_exists(self) -> None:  # noqa: B027  most sets are looked for when they are opened
+        """Raises where files are missing that opening has not looked for."""
+
+    def scored(
+        self, batch: int, part: Part, device: torch.device, workers: int = 0, chunks_of: Chunks = even_chunks
+    ) -> Iterator[Labelled]:
+        """One pass over a process's part of the set, unvaried, by no more workers than there are cores."""
+        return self._read(chunks_of(self.samples, batch, part), device, min(workers, os.cpu_count() or 1))
+
+    @property
+    @abstractmethod
+    def samples(self) -> int:
+        """How many there are; of tars elsewhere that no list counts, by reading them."""
+
+    @abstractmethod
+    def training(self, batch: int, seed: int, part: Part, device: torch.device, workers: int = 0) -> Loader:
+        """Batches of varied samples, which are the same by any number of workers."""
+
+    @abstractmethod
+    def spread(self, count: int) -> LabelledSet:
+        """At most `count` of the samples, so that all classes are met: sets are often sorted by class."""
+
+    @abstractmethod
+    def _read(self, chunks: list[range], device: torch.device, workers: int) -> Iterator[Labelled]:
+        """These stretches of the set."""
+
+
+def open_set(config: Images | Parity, split: Split) -> LabelledSet:
+    """The split that `config` names."""
+    if isinstance(config, Parity):
+        return ParitySequences(config, split)
+    if config.source == "shards":
+        return ShardedImages(config, split)
+    return IndexedImages(config, split, open_images(config, split))
+
+
+class IndexedImages(LabelledSet):
+    """Images that are read by number."""
+
+    images: ImageSet
+
+    def __init__(self, config: Images, split: Split, images: ImageSet) -> None:
+        self.config, self.split, self.images = config, _split_of(config, split), images
+        self.shape, self.names = (images.channels, config.size, config.size), images.names
+
+    @property
+    def samples(self) -> int:
+        return len(self.images)
+
+    def training(self, batch: int, seed: int, part: Part, device: torch.device, workers: int = 0) -> Loader:
+        images, config = self.images, self.config
+        order = Order(len(images), batch, seed, config.augment.repeats)
+        if images.pixels is not None if config.resident is None else config.resident:
+            return ResidentLoader(images, config, order, part, device)
+        return DecodingLoader(images, config, order, part, device, min(workers, os.cpu_count() or 1))
+
+    def spread(self, count: int) -> IndexedImages:
+        return IndexedImages(self.config, self.split, self.images.part(evenly_apart(len(self.images), count)))
+
+    def _read(self, chunks: list[range], device: torch.device, workers: int) -> Iterator[Labelled]:
+        return labelled_images(self.images, self.config.size, chunks, device, workers, self.config.broken)
+
+
+class ShardedImages(LabelledSet):
+    """Images in tars: trained on as streams, and scored by number where the tars lie on this disk."""
+
+    def __init__(self, config: Images, split: Split, most: int | None = None) -> None:
+        self.config, self.split, self.most = config, _split_of(config, split), most
+        self.shape = (CHANNELS, config.size, config.size)
+        self.names = [str(label) for label in range(classes_of(config))]
+
+    @cached_property
+    def urls(self) -> list[str]:
+        """Looked for when they are needed: to build a model, its config says enough."""
+        return open_shards(self.config, self.split)
+
+    @cached_property
+    def images(self) -> ImageSet | None:  # type: ignore[override]  # found when it is asked for
+        found = index_shards(self.urls, self.config, self.names)
+        return found if found is None or self.most is None else found.part(np.arange(min(self.most, len(found))))
+
+    @property
+    def samples(self) -> int:
+        if self.images is not None:
+            return len(self.images)
+        total = sum(map(count_of, self.urls))
+        return total if self.most is None else min(total, self.most)
+
+    def check_exists(self) -> None:
+        _ = self.urls
+
+    def training(self, batch: int, seed: int, part: Part, device: torch.device, workers: int = 0) -> Loader:
+        return ShardLoader(self.config, batch, seed, part, device, min(workers, os.cpu_count() or 1))
+
+    def spread(self, count: int) -> ShardedImages:
+        """The first ones: shards are mixed already."""
+        return ShardedImages(self.config, self.split, count)
+
+    def _read(self, chunks: list[range], device: torch.device, workers: int) -> Iterator[Labelled]:
+        config = self.config
+        if self.images is None:
+            return labelled_shards(self.urls, config, chunks, device, workers, self.samples)
+        return labelled_images(self.images, config.size, chunks, device, workers, config.broken)
+
+
+class ParitySequences(LabelledSet):
+    """Sequences of symbols: the same ones in validation and test, fresh ones at every step of training."""
+
+    at_once, validated_at_once = 400, 1600
+
+    def __init__(self, config: Parity, split: Split) -> None:
+        self.config, self.split, self.shape, self.names = config, split, (config.length,), ["even", "odd"]
+
+    @property
+    def samples(self) -> int:
+        if self.split == "train":
+            raise ValueError("split is train; parity has fresh sequences at every step, so score validation or test")
+        return self.config.held_out
+
+    def training(self, batch: int, seed: int, part: Part, device: torch.device, workers: int = 0) -> Loader:  # noqa: ARG002
+        return ParityLoader(self.config, batch, seed, part, device)
+
+    def spread(self, count: int) -> ParitySequences:
+        """The first ones: they are drawn at random."""
+        fewer = dataclasses.replace(self.config, held_out=min(count, self.config.held_out))
+        return ParitySequences(fewer, self.split)
+
+    def _read(self, chunks: list[range], device: torch.device, workers: int) -> Iterator[Labelled]:  # noqa: ARG002
+        draw = validation_set if self.split == "validation" else held_out_set
+        drawn = draw(self.config.length, self.samples)
+        for chunk in chunks:
+            yield Labelled(*(each[chunk.start : chunk.stop].to(device) for each in drawn))
+
+
+def evenly_apart(total: int, count: int) -> np.ndarray:
+    """`count` places among `total`; all of them where there are no more."""
+    return np.arange(total) if count >= total else np.arange(count) * total // count
+
+
+def _split_of(config: Images, split: Split) -> Split:
+    return "test" if split == "validation" and config.validate_on is None else split

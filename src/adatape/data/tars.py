@@ -1,0 +1,70 @@
+"""Shards on this disk as a set that is read by number: where each image lies is found once, by the tars' headers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int64
+
+from adatape.config import Images
+from adatape.data.decode import BrokenImage, Decoded, Modes, decode
+from adatape.data.imageset import ImageSet
+from adatape.data.shards import local_path, places_in
+
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # how gzip, bzip2, xz and zstd begin
+
+
+class Tars(ImageSet):
+    """Images within uncompressed tars."""
+
+    def __init__(
+        self,
+        names: list[str],
+        labels: Int64[np.ndarray, "n"],
+        urls: Sequence[str],
+        places: Int64[np.ndarray, "n 3"],  # which shard, first byte, bytes
+        files: np.ndarray,  # (n,) names as bytes; see `Files` for why no list
+        modes: Modes,
+        exif_orientation: bool,
+    ) -> None:
+        super().__init__(names, labels)
+        self.urls, self.places, self.files = urls, places, files
+        self.modes, self.exif_orientation = modes, exif_orientation
+
+    def load(self, i: int) -> Decoded:
+        shard, start, size = self.places[i].tolist()
+        name, path = os.fsdecode(self.files[i].item()), local_path(self.urls[shard])
+        try:
+            with open(path, "rb") as tar:  # type: ignore[arg-type]  # a shard elsewhere is not indexed
+                tar.seek(start)
+                content = tar.read(size)
+        except OSError as error:
+            raise BrokenImage(f"{name}: {error.strerror}") from error
+        return decode(content, name, self.modes, self.exif_orientation)
+
+    def part(self, rows: Int64[np.ndarray, "m"]) -> Tars:
+        places, files = self.places[rows], self.files[rows]
+        return Tars(self.names, self.labels[rows], self.urls, places, files, self.modes, self.exif_orientation)
+
+
+def index_shards(urls: Sequence[str], config: Images, names: list[str]) -> Tars | None:
+    """None where a shard lies elsewhere or is compressed."""
+    if not all(map(_seekable, urls)):
+        return None
+    rows = [
+        (os.fsencode(name), (shard, *place), label)
+        for shard, url in enumerate(urls)
+        for name, place, label in places_in(url, len(names))
+    ]
+    files, places, labels = map(np.array, zip(*rows, strict=True))
+    return Tars(names, labels, urls, places, files, config.modes, config.exif_orientation)
+
+
+def _seekable(url: str) -> bool:
+    path = local_path(url)
+    if path is None:
+        return False
+    with path.open("rb") as tar:
+        return not tar.read(6).startswith(COMPRESSED)

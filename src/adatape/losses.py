@@ -1,0 +1,20 @@
+"""The loss of an answer: training, `bench` and the models' own losses use this one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+LossName = Literal["softmax", "sigmoid"]
+
+
+def class_loss(logits: Float[Tensor, "b c"], target: Tensor, kind: LossName = "softmax") -> Float[Tensor, ""]:
+    """Cross-entropy over classes, or of each class by itself, summed; targets are classes or their probabilities."""
+    logits = logits.float()
+    if kind == "softmax":
+        return F.cross_entropy(logits, target)
+    shares = F.one_hot(target, logits.shape[1]).float() if target.dim() == 1 else target
+    return F.binary_cross_entropy_with_logits(logits, shares, reduction="sum") / logits.shape[0]

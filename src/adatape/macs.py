@@ -1,0 +1,80 @@
+"""Parameters and multiply-adds of a ViT's parts, from shapes alone. One multiply-add counts as 1, as in the paper.
+
+Matmuls, convolutions and attention are counted, as `torch.utils.flop_counter.FlopCounterMode` does; gathers, norms,
+softmax and other elementwise work are not. A test holds the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from timm.layers import PatchEmbed
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+
+class Part(NamedTuple):
+    """One part of a model: what it holds, and what it does for one sample."""
+
+    name: str
+    parameters: int
+    macs: int
+
+
+class NoCostFormula(TypeError):  # noqa: N818
+    """A kind of model or module whose multiply-adds are not known."""
+
+
+def total(parts: Iterable[Part]) -> Part:
+    parts = list(parts)
+    return Part("total", sum(part.parameters for part in parts), sum(part.macs for part in parts))
+
+
+def vit_cost(vit: VisionTransformer) -> list[Part]:
+    """Every block once, for all tokens."""
+    blocks = sum(block_macs(block, input_tokens(vit)) for block in vit.blocks)
+    return [embedding_cost(vit), Part("blocks", parameter_count(vit.blocks, vit.norm), blocks), head_cost(vit)]
+
+
+def embedding_cost(vit: VisionTransformer) -> Part:
+    loose = [vit.pos_embed, vit.cls_token, vit.reg_token]
+    parameters = sum(each.numel() for each in loose if isinstance(each, nn.Parameter))
+    parameters += parameter_count(vit.patch_embed, vit.norm_pre)
+    return Part("patch embedding", parameters, token_macs(vit.patch_embed))
+
+
+def head_cost(vit: VisionTransformer) -> Part:
+    return Part("head", parameter_count(vit.head, vit.fc_norm), linear_macs(vit.head))
+
+
+def block_macs(block: Any, inputs: int, tape: int = 0) -> int:
+    """Attention over all rows, and a feed-forward for each; a block with several says what they cost."""
+    rows = inputs + tape
+    attention = rows * linear_macs(block.attn) + 2 * rows * rows * block.attn.attn_dim
+    fed = getattr(block, "feed_forward_macs", None)
+    return attention + (rows * linear_macs(block.mlp) if fed is None else fed(inputs, tape))
+
+
+def input_tokens(vit: VisionTransformer) -> int:
+    return vit.patch_embed.num_patches + vit.num_prefix_tokens
+
+
+def linear_macs(module: nn.Module) -> int:
+    """Of a module's linear layers, for one row."""
+    return sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
+
+
+def parameter_count(*modules: nn.Module) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+def token_macs(module: nn.Module) -> int:
+    """Of making a sample's tokens; a bank or an embedding of our own has a method for it."""
+    own: Any = getattr(module, "token_macs", None)
+    if own is not None:
+        macs: int = own()
+        return macs
+    if isinstance(module, PatchEmbed):
+        return module.num_patches * module.proj.weight.numel()
+    raise NoCostFormula(f"no cost formula for the tokens of {type(module).__name__}")

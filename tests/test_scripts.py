@@ -1,0 +1,137 @@
+"""Every script of benchmarks/ and research/ starts; those whose smallest case takes seconds carry it out."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scripts import ROOT, SCRIPTS, script
+from small_runs import LONG
+
+from adatape.models.adatape import AdaTape
+from adatape.recipes import parity_small
+from adatape.train.task import build_for
+
+STARTED = [path for path in SCRIPTS if "__main__" in path.read_text()]
+MODEL = str(ROOT / "src" / "adatape" / "serve" / "model")
+SMALL_VIT = '{"patch_size": 16, "embed_dim": 48, "num_heads": 3, "depth": 2}'
+SMALLEST = {
+    "packed": "--model vit_tiny_patch16_224 --shares 90 --batch 2 --rounds 1 --seconds 0.01 --warm-up 1 --device cpu",
+    "loop": "--model plainvit_tiny_patch16_224 --size 32 --batch 8 --images 64 --steps 2 --rounds 1 --no-compile "
+    f"--precision fp32 --device cpu --options '{SMALL_VIT}'",
+    "reader": "--device cpu --batch 1 --width 96 --sizes 100",
+    "loader": "--workers 0 --images 8 --batch 4 --batches 1 --rounds 1",
+}
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_there_are_scripts_to_start() -> None:
+    names = {str(path.relative_to(ROOT)) for path in STARTED}
+    assert {"benchmarks/loop.py", "benchmarks/packed.py", "research/tables.py", "research/large/street.py"} <= names
+
+
+@pytest.mark.parametrize("path", STARTED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_script_says_how_it_is_called(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [path.name, "--help"])
+    with pytest.raises(SystemExit) as left:
+        script(path).main()
+    assert left.value.code == 0
+    assert f"usage: {path.name}" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("one_order_of_sums")
+@pytest.mark.parametrize("name", list(SMALLEST))
+def test_a_benchmark_adds_a_row_for_each_case_and_renews_its_own(name: str, tmp_path: Path) -> None:
+    out = tmp_path / f"{name}.jsonl"
+    out.write_text('{"case": "another"}\n')
+    script(f"benchmarks/{name}.py").main([str(out), *shlex.split(SMALLEST[name])])
+    first, *rows = rows_in(out)
+    assert first == {"case": "another"}
+    assert len(rows) == len({row["case"] for row in rows}) > 0
+    assert all({"date", "commit", "torch"} <= set(row["environment"]) for row in rows)
+    record = script("benchmarks/record.py")
+    record.add_rows(out, [{"case": rows[0]["case"], "again": True}], "cpu")
+    assert [row["case"] for row in rows_in(out)] == ["another", *(row["case"] for row in rows)]
+    assert rows_in(out)[1]["again"]
+
+
+@pytest.mark.skipif(not LONG, reason="servers take a while to start; `make test-faults`")
+@pytest.mark.parametrize(
+    ("name", "given", "cases"),
+    [
+        ("serve", ["--adatape", MODEL, "--plain", MODEL, "--clients", "1", "--seconds", "0.2", "--rounds", "1"], 5),
+        ("serve_hostile", ["--kinds", "silent", "--seconds", "0.5", "--connections", "3", "--clients", "2"], 2),
+    ],
+)
+def test_servers_answer_their_load(name: str, given: list[str], cases: int, tmp_path: Path) -> None:
+    out = tmp_path / f"{name}.jsonl"
+    script(f"benchmarks/{name}.py").main([str(out), *given])
+    rows = rows_in(out)
+    assert len(rows) == cases
+    assert all(row["requests_per_second"] > 0 and row["errors"] == 0 for row in rows)
+
+
+def test_packed_and_padded_sides_compute_the_same() -> None:
+    packed = script("benchmarks/packed.py")
+    how = Namespace(model="vit_tiny_patch16_224", batch=3, device="cpu", dtype="fp32", compile=False)
+    for sides, tokens in (packed.tape_sides(how, 64, 12), packed.avit_sides(how)):
+        assert 0 < tokens < 1
+        with torch.no_grad():
+            torch.testing.assert_close(sides["packed"](), sides["padded"](), atol=1e-4, rtol=1e-4)
+            assert sides["unmasked"]().isfinite().all()
+
+
+def test_a_comparison_of_speed_is_one_case() -> None:
+    case_of = script("benchmarks/speed_table.py").case_of
+    rows = rows_in(ROOT / "results" / "speed.jsonl")
+    assert [case_of(row) for row in rows] == [row["case"] for row in rows]
+
+
+def test_what_pytest_says_on_a_gpu_is_summed_up() -> None:
+    said = "FAILED tests/gpu/test_x.py::test_a - no\nERROR tests/gpu/test_y.py::test_b\n1 failed, 7 passed in 3 s\n"
+    found = script("benchmarks/gpu_tests.py").summary(said)
+    assert found == {"passed": 7, "failed": ["tests/gpu/test_x.py::test_a", "tests/gpu/test_y.py::test_b"]}
+
+
+def test_a_grid_of_parity_is_multiplied_out_and_what_is_late_says_so(tmp_path: Path) -> None:
+    parity = script("research/parity.py")
+    assert parity.runs_of("--length 16,32 --seed 0") == [["--length", n, "--seed", "0"] for n in ("16", "32")]
+    out = tmp_path / "parity.jsonl"
+    parity.main([str(out), "--length 8,16 --seed 0", "--minutes", "-1"])
+    assert [row["run"] for row in rows_in(out)] == ["--length 8 --seed 0", "--length 16 --seed 0"]
+    assert all("not started" in row["unfinished"] for row in rows_in(out))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_margins_of_parity_are_told_at_every_length() -> None:
+    model = build_for(parity_small())
+    assert isinstance(model, AdaTape)
+    lines = list(script("research/parity.py").margins(model, 16, (16, 32), count=20))
+    assert [line.split("accuracy")[0].split() for line in lines] == [["N", "16"], ["N", "32"]]
+
+
+def test_speed_is_timed_by_the_command_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = script("benchmarks/speed_table.py")
+    stored = rows_in(ROOT / "results" / "speed.jsonl")[0]
+    measured = {name: value for name, value in stored.items() if name not in ("case", "environment")}
+
+    def bench(command: list[str], **_: Any) -> None:
+        assert command[1:4] == ["-m", "adatape", "bench"]
+        row = {**measured, **{name: stored["environment"][name] for name in table.OF_ENVIRONMENT}}
+        Path(command[command.index("--out") + 1]).write_text(json.dumps({"rows": [row]}))
+
+    monkeypatch.setattr(table.subprocess, "run", bench)
+    assert table.timed(["adatape_base_patch16_224"]) == [{"case": stored["case"], **measured}]
+    monkeypatch.setattr(table.subprocess, "run", lambda *_, **__: None)  # a bench that failed has left no file
+    assert table.timed(["adatape_base_patch16_224"]) == []
