@@ -37,8 +37,15 @@ WAYS = {
     "cut up": Engine(workers=0, shard=True),
     "cut up in two parts": Engine(workers=0, shard=True, accumulate=2),
 }
-IN_PARTS = SYSTEMS if LONG else ("adatape", "avit")  # systems of which a batch is also taken in two parts
-TRACED = [(system, way) for system in SYSTEMS for way in WAYS if system in IN_PARTS or "parts" not in way]
+# Every system is copied; the long suite also cuts up every one, and takes its batches in two parts.
+CUT_UP: tuple[System, ...] = SYSTEMS if LONG else ("adatape", "adatape-learn", "avit", "ut")
+IN_PARTS: tuple[System, ...] = SYSTEMS if LONG else ("adatape", "avit")
+TRACED = [
+    (system, way)
+    for system in SYSTEMS
+    for way in WAYS
+    if (system in CUT_UP or "cut up" not in way) and (system in IN_PARTS or "parts" not in way)
+]
 SAVED = [  # families, whether parameters are cut up, and how fast their average moves
     (family, shard, ema)
     for family in (FAMILIES if LONG else ("adatape", "parity ut"))
@@ -185,7 +192,7 @@ def test_two_processes_give_the_gradients_of_one(ranks: Any, alone: Any, system:
     torch.testing.assert_close(torch.tensor(pair[0]["losses"]), torch.tensor(one["losses"]), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", CUT_UP)
 def test_weights_cut_up_end_as_weights_copied(ranks: Any, system: str) -> None:
     copied, cut = (ranks[0][system, way] for way in ("copied", "cut up"))
     for kind in ("weights", "average"):

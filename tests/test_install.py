@@ -74,7 +74,9 @@ def test_a_verb_without_its_extra_says_the_one_line_that_installs_it(
     arguments: str,
     extra: str,
 ) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
+    parts = [name for name in sys.modules if name.startswith(f"{library}.")]
+    for name in (library, *parts):
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments.split())
