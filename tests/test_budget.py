@@ -115,26 +115,6 @@ def test_budgets_are_drawn_evenly_from_none_to_all() -> None:
     torch.testing.assert_close(share, torch.full((5,), 0.2), rtol=0, atol=0.03)
 
 
-def test_those_left_uncut_read_to_the_end_and_the_others_evenly() -> None:
-    reader = TapeReader(8, dataclasses.replace(settings(sample_budgets=True), threshold=9.0, uncut=0.5), 20).train()
-    length = reader(torch.randn(5000, 8), torch.randn(20, 8), torch.arange(5000)).length
-    share = torch.bincount(length, minlength=5) / 5000
-    torch.testing.assert_close(share, torch.tensor([0.1, 0.1, 0.1, 0.1, 0.6]), rtol=0, atol=0.03)
-    with pytest.raises(ValueError, match=r"uncut is 1.0; it must be in \[0, 1\)"):
-        TapeReader(8, dataclasses.replace(settings(), uncut=1.0), 20)
-
-
-def test_no_fewer_are_drawn_than_the_least() -> None:
-    reader = TapeReader(8, dataclasses.replace(settings(sample_budgets=True), threshold=9.0, least=2), 20).train()
-    length = reader(torch.randn(3000, 8), torch.randn(20, 8), torch.arange(3000)).length
-    share = torch.bincount(length, minlength=5) / 3000
-    torch.testing.assert_close(share, torch.tensor([0, 0, 1 / 3, 1 / 3, 1 / 3]), rtol=0, atol=0.03)
-    reader.set_budget(steps=1)
-    assert set(reader(torch.randn(50, 8), torch.randn(20, 8), torch.arange(50)).length.tolist()) == {1}
-    with pytest.raises(ValueError, match="least is 5; it must be between 0 and steps, 4"):
-        TapeReader(8, dataclasses.replace(settings(), least=5), 20)
-
-
 @pytest.mark.parametrize("family", ["adatape", "parity adatape"])
 def test_training_with_drawn_budgets_has_finite_gradients_and_uses_every_parameter(family: str) -> None:
     field = "model__reading__sample_budgets" if family.startswith("parity") else "model__options__sample_budgets"
