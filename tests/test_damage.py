@@ -214,6 +214,19 @@ def outcome(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[st
     return said
 
 
+@pytest.mark.parametrize("harm", HARM if LONG else ["cut", "a pipe"])
+@pytest.mark.parametrize("name", ["config.json", "env.json", "result.json"])
+def test_a_harmed_record_of_a_run_is_passed_over_or_named(
+    name: str, harm: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shutil.copytree(undisturbed, tmp_path / "run")
+    HARM[harm](out / name)
+    verbs = [["report", str(out), "--out", str(tmp_path / "report.html")], ["train", str(out), "--device", "cpu"]]
+    for verb in [*verbs, ["eval", str(out), "--device", "cpu"]] if LONG else verbs:
+        said = outcome(verb, capsys)
+        assert not said or name in said[0], said
+
+
 @pytest.mark.parametrize("harm", HARM if LONG else ["cut", "a folder", "a pipe"])
 @pytest.mark.parametrize("name", HARMED if LONG else HARMED[:2])
 def test_a_harmed_file_of_a_run_stops_neither_its_resume_nor_its_readers(
