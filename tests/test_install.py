@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -13,7 +14,10 @@ import pytest
 
 import adatape
 from adatape import cli
+from adatape.config import Reading
 from adatape.extras import EXTRA_OF, how_to_install
+from adatape.models.join import TapeJoin
+from adatape.models.making import WrapOptions
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -126,6 +130,7 @@ def test_a_type_checker_knows_the_public_names(tmp_path: Path) -> None:
         "reveal_type(adatape.read_tape)",
         "adatape.wrapp",
         "adatape.wrap(None, bank=3)",
+        'adatape.wrap(None, bankk="x")',
     ]
     (tmp_path / "user.py").write_text("\n".join(lines))
     options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
@@ -136,3 +141,9 @@ def test_a_type_checker_knows_the_public_names(tmp_path: Path) -> None:
     assert "adatape.records.Tape" in by_line[3]
     assert 'has no attribute "wrapp"' in by_line[4]
     assert "bank" in by_line[5]
+    assert 'Unexpected keyword argument "bankk"' in by_line[6]
+
+
+def test_the_options_that_a_type_checker_knows_are_those_of_the_records() -> None:
+    records = [field.name for record in (Reading, TapeJoin) for field in dataclasses.fields(record)]
+    assert {*WrapOptions.__annotations__} == {"reader", *records}

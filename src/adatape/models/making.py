@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from timm.models.vision_transformer import VisionTransformer
 
 from adatape.banks import Bank, InputBank, LearnedBank, NoBank
-from adatape.config import ReaderName, Reading
+from adatape.config import Choice, Ponder, ReaderName, Reading, TapeFFN, Update
 from adatape.encoder import TapeBlocksFrom
 from adatape.models.adaptive import check_backbone
 from adatape.models.adatape import AdaTape
-from adatape.models.join import TapeJoin
+from adatape.models.join import QueryName, TapeJoin
 from adatape.models.registry import SIZES, register, split
 
 BankName = Literal["input", "learn"]
 READING_FIELDS = [field.name for field in dataclasses.fields(Reading)]
 JOIN_FIELDS = [field.name for field in dataclasses.fields(TapeJoin)]
+
+
+class WrapOptions(TypedDict, total=False):
+    """`reader` and the fields of `TapeJoin` and `Reading`, for type checkers; a test holds that they are the same."""
+
+    reader: ReaderName
+    layer: int
+    tape_ffn: TapeFFN
+    query: QueryName | None
+    gate: bool
+    steps: int
+    threshold: float
+    merge: int | None
+    query_width: int
+    update: Update
+    ponder: Ponder
+    ponder_at_halt: bool
+    norm_scale: float
+    norm_learns: bool
+    noise: float
+    hide: float
+    choose: Choice
+    temperature: float | None
+    norm: bool
+    sample_budgets: bool
 
 
 def wrap(
@@ -27,7 +52,7 @@ def wrap(
     patch: int = 8,
     bank_size: int = 10_000,
     reading: Reading | None = None,
-    **options: Any,
+    **options: Unpack[WrapOptions],
 ) -> AdaTape:
     """AdaTape around a ViT that exists already, and computes what the ViT does until it is trained.
 
@@ -36,7 +61,7 @@ def wrap(
     tape_ffn with "blocks" needs one that was built with `block_fn=TapeBlocksFrom(layer)`.
     """
     check_backbone(vit)
-    fields, join, rest = split_options(options)
+    fields, join, rest = split_options(dict(options))
     source = make_bank(bank, vit, patch, bank_size)
     if source is not bank:
         source.start_from(vit)
