@@ -135,7 +135,7 @@ def test_a_type_checker_knows_the_public_names(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text("\n".join(lines))
     options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
     said, _, _ = api.run([*options, str(tmp_path / "user.py")])
-    by_line = {int(number): text for number, text in re.findall(r"user\.py:(\d+): (.*)", said)}
+    by_line = {int(number): text for number, text in reversed(re.findall(r"user\.py:(\d+): (.*)", said))}  # not notes
     assert "def (vit: Any" in by_line[2], said
     assert "adatape.models.adatape.AdaTape" in by_line[2]
     assert "adatape.records.Tape" in by_line[3]
