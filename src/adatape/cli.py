@@ -407,7 +407,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         _end(" ".join(str(error).split()), 2, error)
     except Exception as error:
-        code = getattr(error, "code", None)  # a run that was asked to stop; its class lies behind torch
+        code = getattr(error, "code", None)  # a run that a signal stopped; its class lies behind torch
         if isinstance(code, int):
             _end(str(error), code, error)
         if _was_interrupted(error):
