@@ -326,10 +326,10 @@ def test_exports_with_a_dynamic_batch() -> None:
     [
         (lambda: small(bank="finer"), "bank is 'finer'; it must be 'input' or 'learn'"),
         (lambda: small(tape_ffn="all"), "tape_ffn is 'all'; it must be one of none, append"),
-        (lambda: small(layer=3), "layer is 3; the tape joins before a block index from 0 to 2"),
-        (lambda: small(query="token"), "query is 'token'; the ViT has no class token, so use 'mean'"),
+        (lambda: small(layer=3), "layer is 3; it must be a block index from 0 to 2"),
+        (lambda: small(query="token"), "query is 'token', but the ViT has no class token; it must be 'mean'"),
         (lambda: small(steps=20, merge=4), "bank has 64 tokens; steps × merge needs 80"),
-        (lambda: wrap(VisionTransformer(32, 8, global_pool="map", depth=2)), "global_pool='map'.*hidden tape"),
+        (lambda: wrap(VisionTransformer(32, 8, global_pool="map", depth=2)), "global_pool is 'map'.*hidden tape"),
         (lambda: wrap(VisionTransformer(32, 8, depth=2), patch=4, tape_ffn="blocks"), r"block_fn=TapeBlocksFrom\(1\)"),
         (lambda: wrap(timm.create_model("deit_tiny_distilled_patch16_224")), "distillation head"),
     ],

@@ -96,7 +96,7 @@ def test_sequence_models_are_counted_too(reading: Reading | None) -> None:
 
 
 def test_an_impossible_tape_and_an_unknown_model_are_refused() -> None:
-    with pytest.raises(ValueError, match="tape is 11; this model reads between 0 and 10 tokens"):
+    with pytest.raises(ValueError, match="tape is 11; it must be between 0 and 10"):
         cost(timm.create_model("adatape_tiny_patch32_224", depth=2), tape=11)
     with pytest.raises(TypeError, match="no cost formula for ResNet"):
         cost(timm.create_model("resnet18"))

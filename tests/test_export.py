@@ -209,7 +209,7 @@ def test_an_existing_file_is_not_overwritten(made: Any, tmp_path: Path) -> None:
     ("to", "out", "message"),
     [
         ("tflite", None, "to is 'tflite'; it must be one of onnx, torch"),
-        ("onnx", "model.pt2", r"model\.pt2; an export to onnx ends in \.onnx"),
+        ("onnx", "model.pt2", r"model\.pt2; for onnx it must end in \.onnx"),
     ],
 )
 def test_an_unknown_format_or_name_is_refused(to: Any, out: str | None, message: str, tmp_path: Path) -> None:

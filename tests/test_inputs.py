@@ -390,7 +390,7 @@ def test_help_does_not_wait_for_pydantic() -> None:
 
 
 def test_options_that_json_cannot_write_are_refused() -> None:
-    with pytest.raises(ValueError, match="Experiment must be written as JSON"):
+    with pytest.raises(ValueError, match="Experiment cannot be written as JSON"):
         with_fields(tiny("adatape"), {"model.options.act_layer": object()})
 
 

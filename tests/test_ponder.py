@@ -385,9 +385,9 @@ def test_names_are_in_timms_registry(name: str, width: int) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: small(steps=0), "steps is 0; PonderNet needs at least 1"),
-        (lambda: small(lambda_p=0.0), "lambda_p is 0.0; a geometric prior needs"),
-        (lambda: small(lambda_p=1.0), "lambda_p is 1.0; a geometric prior needs"),
+        (lambda: small(steps=0), "steps is 0; it must be at least 1"),
+        (lambda: small(lambda_p=0.0), "lambda_p is 0.0; it must be a probability"),
+        (lambda: small(lambda_p=1.0), "lambda_p is 1.0; it must be a probability"),
         (lambda: small(halting="first"), "halting is 'first'; it must be expected or sample"),
         (lambda: PonderNet(timm.create_model("vit_tiny_patch16_224", depth=2)), "the ViT has 2 blocks"),
         (

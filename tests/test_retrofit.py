@@ -330,13 +330,13 @@ def test_gates_are_counted_and_cost_no_multiply(bank: str) -> None:
 def test_what_cannot_be_wrapped_is_refused_with_the_reason() -> None:
     eva = timm.create_model("eva02_tiny_patch14_224", img_size=28, depth=1)
     for vit, message in (
-        (eva, "the backbone is an Eva .*rotates queries and keys.* must be a timm VisionTransformer"),
+        (eva, "the backbone is an Eva .*rotary embedding.* must be a timm VisionTransformer"),
         (timm.create_model("resnet18"), "the backbone is a ResNet; it must be a timm VisionTransformer"),
     ):
         with pytest.raises(TypeError, match=message):
             adatape.wrap(vit)
     for make, message in (
-        (lambda: wrapped(pretrained(global_pool="map")), "global_pool='map'"),
+        (lambda: wrapped(pretrained(global_pool="map")), "global_pool is 'map'"),
         (lambda: wrapped(patch=5), "bank patch is 5; it must divide the image size 32 × 32"),
         (lambda: timm.create_model("adatape"), "backbone is None; it must be the name of a ViT"),
         (lambda: timm.create_model("adatape", backbone="vit_none"), "backbone is 'vit_none'; it must be"),

@@ -250,7 +250,7 @@ def test_a_release_reads_no_other_weights_than_its_own(world: World, tmp_path: P
         config = {"architecture": "adatape", "pretrained_cfg": settings, "model_args": {**shape, **given}}
         (folder / "config.json").write_text(json.dumps(config))
         save_file(timm.create_model("adatape", **shape).state_dict(), folder / "model.safetensors")
-        with pytest.raises(ValueError, match=f"{next(iter(given))} is .*; a backbone takes img_size, patch_size"):
+        with pytest.raises(ValueError, match=f"{next(iter(given))} is .*; the options of a backbone are img_size, patch_size"):
             timm.create_model(f"local-dir:{folder}", pretrained=True)
         config["model_args"] = shape
         (folder / "config.json").write_text(json.dumps(config))
@@ -412,9 +412,9 @@ def test_every_recipes_options_shape_its_model(recipe: str) -> None:
         ({"bank": "both"}, r"x\.bank is 'both'; it must be 'input' or 'learn'"),
         (
             {"device": "cpu"},
-            r"x\.device is 'cpu'; device does not shape a model, which these do: above, act_layer, att",
+            r"x\.device is 'cpu'; device is not a permitted option, use one of: above, act_layer, att",
         ),
-        ({"vit": {}}, r"x\.vit is \{\}; vit does not shape a model"),
+        ({"vit": {}}, r"x\.vit is \{\}; vit is not a permitted option"),
     ],
 )
 def test_an_option_is_allowed_by_name_and_by_type(given: Config, says: str | None) -> None:

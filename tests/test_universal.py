@@ -195,9 +195,9 @@ def test_sinusoids_are_the_papers() -> None:
 
 
 def test_senseless_stages_are_refused() -> None:
-    with pytest.raises(ValueError, match="steps is 0; a universal stage needs at least 1"):
+    with pytest.raises(ValueError, match="steps is 0; it must be at least 1"):
         UniversalStage(8, 0)
     with pytest.raises(ValueError, match="level is 'batch'; it must be sample or token"):
         UniversalStage(8, 2, level="batch")
-    with pytest.raises(ValueError, match="the ViT has 2 blocks; 5 steps need 1 to share or 5"):
+    with pytest.raises(ValueError, match="the ViT has 2 blocks; for 5 steps it needs 1 \(shared\) or 5"):
         Universal(VisionTransformer(**SMALL, depth=2), 5)

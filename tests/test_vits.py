@@ -220,14 +220,14 @@ def test_compiles_checkpoints_and_runs_in_bfloat16(build) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: plainvit(class_token=True), "class_token is True; PlainViT has positions for patches alone"),
-        (lambda: plainvit(reg_tokens=2), "reg_tokens is 2; PlainViT has positions for patches alone"),
+        (lambda: plainvit(class_token=True), "class_token is True; PlainViT has patch positions only"),
+        (lambda: plainvit(reg_tokens=2), "reg_tokens is 2; PlainViT has patch positions only"),
         (lambda: plainvit(pos_embed="learn"), "pos_embed is 'learn'; PlainViT's positions are sincos2d"),
         (lambda: plainvit(dynamic_img_size=True), "dynamic_img_size is True; .* call set_input_size"),
         (lambda: plainvit(embed_dim=66), "embed_dim is 66; .* a multiple of 4"),
-        (lambda: vit3ffn(class_token=False, global_pool="avg"), "class_token is False .* exactly one class token"),
-        (lambda: vit3ffn(reg_tokens=3), "reg_tokens is 3; ViT-3FFN needs exactly one class token"),
-        (lambda: vit3ffn(patch_drop_rate=0.5), "patch_drop_rate is 0.5; dropping reorders patches"),
+        (lambda: vit3ffn(class_token=False, global_pool="avg"), "class_token is False .* needs class_token=True"),
+        (lambda: vit3ffn(reg_tokens=3), "reg_tokens is 3; ViT-3FFN needs class_token=True"),
+        (lambda: vit3ffn(patch_drop_rate=0.5), "patch_drop_rate is 0.5; it must be 0"),
         (lambda: vit3ffn(class_mlp_ratio=0.0), "class_mlp_ratio is 0.0; it must be above 0"),
     ],
 )
