@@ -153,7 +153,9 @@ def test_every_setting_of_a_search_is_one_that_the_model_takes(family: str) -> N
     assert len(set(grid(model))) == len(steps)
 
 
-@pytest.mark.parametrize(("family", "why"), [("plainvit", "every sample costs the same"), ("avit", "as it learnt")])
+@pytest.mark.parametrize(
+    ("family", "why"), [("plainvit", "every sample costs the same"), ("avit", "by its trained score")]
+)
 def test_a_model_without_a_budget_is_refused_with_the_reason(family: str, why: str, tmp_path: Path) -> None:
     untrained(tmp_path / "run", family)
     with pytest.raises(ValueError, match=f"has no budget: .*{why}"):

@@ -158,7 +158,7 @@ def test_a_manifest_of_anything_else_is_named(tmp_path: Path, text: str) -> None
             {str(n): n for n in range(5)},
             "lacks model.0; checkpoint lacks model.1; checkpoint lacks model.2; and 2 more",
         ),
-        ({"name": "x"}, "model.name is a str; a checkpoint holds tensors and numbers"),
+        ({"name": "x"}, "model.name is a str; it must be a tensor or a number"),
         ({"a": {"b": 1}, "a.b": 1}, "model.a.b occurs twice"),
     ],
 )
@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused_by_name_before_anything_is_loaded(
 
 
 def test_facts_that_are_not_json_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a manifest holds JSON"):
+    with pytest.raises(ValueError, match="must be JSON values"):
         save(tmp_path, 1, state_of(), {"accuracy": torch.zeros(1)})
     assert not list(tmp_path.iterdir())
 
@@ -218,7 +218,7 @@ def test_metadata_cannot_change_a_class(tmp_path: Path) -> None:
     metadata = names("torch.distributed.checkpoint.metadata", "Metadata")
     (path / ".metadata").write_bytes(metadata + b"(N}S'version'\nS'9'\nstb.")
     reseal(path)
-    with pytest.raises(DamagedCheckpoint, match="would change a class"):
+    with pytest.raises(DamagedCheckpoint, match="would modify a class"):
         load(path, state_of())
     assert dcp.Metadata.version is None
 

@@ -86,7 +86,7 @@ def test_a_flipped_bit_in_the_log_never_stops_a_resume(interrupted: Path, undist
         aside = (out / DAMAGED).read_bytes().splitlines() if (out / DAMAGED).exists() else []
         assert len(said) == bool(aside)
         assert all(
-            line == f"{out / METRICS} has damaged lines, set aside in {out / DAMAGED}: {len(aside)}" for line in said
+            line == f"{out / METRICS} has damaged lines, moved to {out / DAMAGED}: {len(aside)}" for line in said
         )
         assert set(aside) <= set(damaged.split(b"\n"))
         told += bool(aside)
@@ -123,7 +123,7 @@ def test_lines_of_any_kind_are_set_aside_as_they_are(tmp_path: Path) -> None:
     Journal(tmp_path, 9, said.append).close()
     assert (tmp_path / DAMAGED).read_bytes().split(b"\n")[:-1] == ODD_LINES
     assert (tmp_path / METRICS).read_bytes() == good + b"\n" + good + b"\n"
-    assert said == [f"{tmp_path / METRICS} has damaged lines, set aside in {tmp_path / DAMAGED}: {len(ODD_LINES)}"]
+    assert said == [f"{tmp_path / METRICS} has damaged lines, moved to {tmp_path / DAMAGED}: {len(ODD_LINES)}"]
     Journal(tmp_path, 9, pytest.fail).close()
 
 

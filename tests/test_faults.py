@@ -186,7 +186,7 @@ def test_a_signal_stops_a_run_with_a_checkpoint(
     child.kill(number)
     assert child.wait() == code
     stopped = logged(out)
-    assert child.errors == [f"adatape: stopped at step {stopped} and saved; `adatape train {out}` goes on from there"]
+    assert child.errors == [f"adatape: stopped at step {stopped} and saved; `adatape train {out}` resumes from there"]
     assert newest_step(out) == stopped
     assert not (out / "result.json").exists()
     forks.finish(["train", str(out), "--device", "cpu"])
@@ -206,7 +206,7 @@ def test_a_signal_to_the_loader_workers_too_stops_a_run_with_a_checkpoint(
     assert child.wait() == code, child.errors
     assert (
         child.errors[-1]
-        == f"adatape: stopped at step {logged(out)} and saved; `adatape train {out}` goes on from there"
+        == f"adatape: stopped at step {logged(out)} and saved; `adatape train {out}` resumes from there"
     )
     assert newest_step(out) == logged(out)
 
@@ -251,7 +251,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
     child = forks.finish(["train", str(interrupted), "--device", "cpu"])
     named = [line for line in child.output.splitlines() if "is damaged" in line]
     assert len(named) == 1
-    assert named[0].startswith(f"{newest.name} is damaged and was passed over: ")
+    assert named[0].startswith(f"{newest.name} is damaged and was skipped: ")
     assert str(newest) in named[0]
     assert fingerprint(interrupted) == fingerprint(undisturbed)
 
@@ -509,14 +509,14 @@ def finished(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_existing_run_is_never_overwritten(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(finished)
     said = said_by(command(finished, 4), capsys)
-    assert said.startswith(f"adatape: {finished} exists and is not empty; `adatape train {finished}` goes on with it")
+    assert said.startswith(f"adatape: {finished} exists and is not empty; `adatape train {finished}` resumes it")
     assert contents(finished) == before
 
 
 def test_another_experiment_does_not_go_on_in_a_folder(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(finished)
     said = said_by([*command(finished, 4, optimizer__lr=0.1), "--resume"], capsys)
-    assert said == f"adatape: {finished} holds another experiment: optimizer differ; choose another --out"
+    assert said == f"adatape: {finished} contains another experiment: optimizer differ; choose another --out"
     assert contents(finished) == before
 
 
@@ -538,7 +538,7 @@ def test_a_checkpoint_of_another_width_is_refused(
     config = json.loads((out / "config.json").read_text())
     config["model"]["options"]["embed_dim"] = 64
     (out / "config.json").write_text(json.dumps(config))
-    width = "was made by another experiment than config.json says: model.options.embed_dim is 32 there and 64 here"
+    width = "was made by another experiment than that of config.json: model.options.embed_dim is 32 there and 64 here"
     assert f"model.safetensors {width}" in said_by(["eval", str(out), "--device", "cpu"], capsys)
     (out / "result.json").unlink()
     before = contents(out / "checkpoints")
@@ -550,12 +550,12 @@ def test_a_checkpoint_of_another_width_is_refused(
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("optimizer.lrr=1", "optimizer.lrr is no field of this experiment; it has recipe, data.source"),
+        ("optimizer.lrr=1", "optimizer.lrr is not a field of this experiment; it has recipe, data.source"),
         ("optimizer.lr=abc", "lr is 'abc'; it must be a number"),
         ("optimizer.batch=1.5", "batch is 1.5; it must be a whole number"),
         ("optimizer.schedule=step", "schedule is 'step'; it must be one of constant, cosine, linear"),
-        ("engine.accumulate=7", "batch is 16; 1 processes with accumulate 7 cannot cut it into 7 equal parts"),
-        ("optimizer.lr", "must read field=value"),
+        ("engine.accumulate=7", "batch is 16; with 1 processes and accumulate 7 it must be a multiple of 7"),
+        ("optimizer.lr", "must be field=value"),
         *(
             (f"{name}=0", f"{name.split('.')[-1]} is 0; it must be at least 1")
             for name in ("evaluate_every", "engine.checkpoint_every", "engine.log_every", "engine.bad_steps")

@@ -156,7 +156,7 @@ def test_cifar_comes_from_torchvision_and_its_absence_is_one_line(
 ) -> None:
     from torchvision.datasets import CIFAR10
 
-    with pytest.raises(ValueError, match="does not hold cifar10: Dataset not found"):
+    with pytest.raises(ValueError, match="does not contain cifar10: Dataset not found"):
         open_images(Images(source="cifar10", path=str(tmp_path)), "train")
     batches = tmp_path / CIFAR10.base_folder
     batches.mkdir()
@@ -186,7 +186,7 @@ def test_fashion_reads_idx_files_packed_or_not_in_either_place(tmp_path: Path, p
     fashion = open_images(Images(source="fashion", path=str(tmp_path)), "test")
     assert (fashion.labels.tolist(), fashion.names[1], fashion.channels) == ([1, 9, 0, 4, 2], "Trouser", 1)
     assert np.array_equal(np.asarray(fashion.read(3)), data[3])
-    with pytest.raises(FileNotFoundError, match=r"holds neither train-images-idx3-ubyte.gz nor FashionMNIST/raw"):
+    with pytest.raises(FileNotFoundError, match=r"contains neither train-images-idx3-ubyte.gz nor FashionMNIST/raw"):
         open_images(Images(source="fashion", path=str(tmp_path)), "train")
 
 
@@ -322,7 +322,7 @@ def test_a_whole_set_is_held_to_its_share_exactly() -> None:
         tally.add(1, ["20: x"])
     with pytest.raises(ValueError, match=r"broken allows 0.0 %"):
         Tally(1000, 0.0).add(1, ["1: x"])
-    with pytest.raises(ValueError, match=r"broken is 2.0; it must be a share"):
+    with pytest.raises(ValueError, match=r"broken is 2.0; it must be a fraction"):
         Tally(1000, 2.0)
 
 
@@ -332,7 +332,7 @@ def test_a_whole_set_is_held_to_its_share_exactly() -> None:
         (Images(source="cifar10"), "path is None; source cifar10 needs a folder"),
         (Images(source="folder", path="/nowhere"), "path /nowhere is not a folder"),
         (Images(source="folder", path="/nowhere", download=True), "path /nowhere is not a folder"),
-        (Images(source="imagenette"), "source is 'imagenette'; sets that are read by number are digits"),  # type: ignore[arg-type]
+        (Images(source="imagenette"), "source is 'imagenette'; sets with random access are digits"),  # type: ignore[arg-type]
         (Images(source="shards"), "source is 'shards'"),
         (Images(classes=7), "classes is 7; digits has 10"),
     ],
@@ -389,9 +389,9 @@ def another_class(root: Path) -> None:
     [
         (no_train, "must hold train/CLASS/IMAGE and test or val/CLASS/IMAGE"),
         (no_test, "must hold train/CLASS/IMAGE and test or val/CLASS/IMAGE"),
-        (no_classes, "train holds no class folders"),
-        (an_empty_class, "class folder .*cow holds no image"),
-        (another_class, "class cow lies in only one of .*train and .*test"),
+        (no_classes, "train contains no class folders"),
+        (an_empty_class, "class folder .*cow contains no image"),
+        (another_class, "class cow is in only one of .*train and .*test"),
     ],
 )
 def test_each_bad_folder_is_named_in_one_line(tmp_path: Path, spoil: Callable[[Path], None], message: str) -> None:
@@ -404,7 +404,7 @@ def test_each_bad_folder_is_named_in_one_line(tmp_path: Path, spoil: Callable[[P
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("train_labels", np.arange(11) % 3, "images holds 12 images and .*labels 11 labels"),
+        ("train_labels", np.arange(11) % 3, "images has 12 images and .*labels 11 labels"),
         ("train_labels", np.zeros(12), "has type float64"),
         ("train_labels", np.zeros((12, 3), int), r"shape \(12, 3\); it must be N whole numbers"),
         ("train_labels", np.arange(12) % 3 - 1, "has label -1; with 2 classes it must be 0 to 1"),
@@ -414,7 +414,7 @@ def test_each_bad_folder_is_named_in_one_line(tmp_path: Path, spoil: Callable[[P
         ("train_images", np.zeros((12, 4, 4, 4), np.uint8), r"has shape \(12, 4, 4, 4\); it must be"),
         ("train_images", np.zeros((12, 48), np.uint8), r"has shape \(12, 48\); it must be"),
         ("test_images", np.zeros((12, 4, 4), np.uint8), "train has 3 channels and test 1"),
-        ("train_images", np.array([None] * 12), "is no array file"),
+        ("train_images", np.array([None] * 12), "is not a NumPy array file"),
     ],
 )
 def test_each_bad_array_is_named_in_one_line(tmp_path: Path, name: str, array: np.ndarray, message: str) -> None:
@@ -429,10 +429,10 @@ def test_an_array_file_that_is_absent_empty_or_none_is_named(tmp_path: Path) -> 
     arrays(tmp_path)
     for content in (b"", b"not an array"):
         (tmp_path / "train_images.npy").write_bytes(content)
-        with pytest.raises(ValueError, match=r"train_images.npy is no array file"):
+        with pytest.raises(ValueError, match=r"train_images.npy is not a NumPy array file"):
             open_images(Images(source="arrays", path=str(tmp_path)), "train")
     (tmp_path / "train_images.npy").unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds no train_images.npy"):
+    with pytest.raises(FileNotFoundError, match=r"contains no train_images.npy"):
         open_images(Images(source="arrays", path=str(tmp_path)), "train")
 
 

@@ -198,7 +198,7 @@ def test_a_result_that_is_none_is_named(content: str, message: str, runs: list[P
         ("act_layer", "foo", "model.options.act_layer is 'foo'; adatape_tiny_patch16_224 does not take it: 'foo'"),
         ("norm_layer", 3, "model.options.norm_layer is 3; it must be text"),
         ("embed_dim", 63, "model.options.embed_dim is 63; adatape_tiny_patch16_224 does not take it: dim should be"),
-        ("global_pool", "", "model.options.global_pool is ''; to answer by classes"),
+        ("global_pool", "", "model.options.global_pool is ''; for classification"),
         ("num_classes", 3, "model.options.num_classes is 3; the data has 10, so leave it out"),
         ("threshold", math.nan, "model.options.threshold is nan; it must be more than 0"),
         ("bank_patch", 3, "bank patch is 3; it must divide the image size 8 × 8"),
@@ -221,7 +221,7 @@ def test_an_option_that_a_model_does_not_take_is_named(option: str, value: Any, 
         ("serve --queue 0", "queue is 0; it must be at least 1"),
         ("demo --seed -1", "seed is -1; it must be at least 0"),
         ("sweep digits --over optimizer.ema=0.9,2", "optimizer.ema is 2; it must be less than 1"),
-        ("train digits --set seed", "set is 'seed'; it must read field=value"),
+        ("train digits --set seed", "set is 'seed'; it must be field=value"),
         ("train digits --set seed=1,2", "seed is '1,2'; it must be a whole number"),
         ("train cifar10 --batch 0", "batch is 0; it must be at least 1"),
         ("train digits --epochs -1", "epochs is -1; it must be at least 0"),
@@ -251,7 +251,7 @@ def test_the_name_of_a_recipe_leads_nowhere_else(name: str, here: Path) -> None:
     assert contents(here).keys() == {"a/b/odd.json"}
 
 
-WITHOUT_WEIGHTS = "{run} has no checkpoints/model.safetensors: the weights of this run are gone"
+WITHOUT_WEIGHTS = "{run} has no checkpoints/model.safetensors: the weights of this run are missing"
 
 
 @pytest.mark.parametrize(

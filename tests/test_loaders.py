@@ -131,7 +131,7 @@ def test_chunks_cover_a_set_evenly(total: int, batch: int, world: int) -> None:
     assert [i for part in chunks for chunk in part for i in chunk] == list(range(total))
     assert all(0 < len(chunk) <= batch for part in chunks for chunk in part)
     assert len({len(part) for part in chunks}) == 1
-    with pytest.raises(ValueError, match="the set has 2 samples; 3 processes need at least one each"):
+    with pytest.raises(ValueError, match="the set has 2 samples; it must have at least one for each of 3 processes"):
         even_chunks(2, 5, Part(0, 3))
 
 
@@ -139,8 +139,8 @@ def test_chunks_cover_a_set_evenly(total: int, batch: int, world: int) -> None:
     ("path", "options", "message"),
     [
         ("train-*", {}, "names no test shards; write {split} in it, or TRAIN | TEST"),
-        ("{split}-*", {"classes": None}, "classes is None; shards do not say"),
-        ("{split}-*", {"resident": True}, "resident is True; shards are read one after the other"),
+        ("{split}-*", {"classes": None}, "classes is None; shards do not store"),
+        ("{split}-*", {"resident": True}, "resident is true, but shards are streamed"),
     ],
 )
 def test_shards_that_lack_something_say_what(shards: str, path: str, options: dict[str, Any], message: str) -> None:

@@ -281,7 +281,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
 
 def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / LOCK)
-    with pytest.raises(OSError, match="is no regular file"), writing(tmp_path):
+    with pytest.raises(OSError, match="is not a regular file"), writing(tmp_path):
         pass
 
 

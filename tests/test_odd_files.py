@@ -68,10 +68,10 @@ def sparse(path: Path) -> None:
 
 
 ODD: dict[str, tuple[Callable[[Path], None], str]] = {
-    "pipe": (os.mkfifo, "no regular file"),
-    "device that never ends": (lambda path: path.symlink_to("/dev/zero"), "no regular file"),
-    "terminal": (lambda path: path.symlink_to("/dev/tty"), "no regular file"),
-    "socket": (bound_socket, "no regular file"),
+    "pipe": (os.mkfifo, "not a regular file"),
+    "device that never ends": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+    "terminal": (lambda path: path.symlink_to("/dev/tty"), "not a regular file"),
+    "socket": (bound_socket, "not a regular file"),
     "terabyte of nothing": (sparse, f"1,099,511,627,776 bytes; at most {MOST_BYTES:,} are read"),
     "link to nothing": (lambda path: path.symlink_to("nowhere"), "No such file"),
     "link to itself": (lambda path: path.symlink_to(path.name), "symbolic links"),
@@ -134,7 +134,7 @@ def test_a_link_to_a_folder_that_holds_it_is_refused_by_name(tmp_path: Path, lin
     if link == "train/self":
         (tmp_path / "train/self").rmdir()
     (tmp_path / link).symlink_to(target, target_is_directory=True)
-    with pytest.raises(ValueError, match=f"{tmp_path / link} links to .*, a folder that holds it"):
+    with pytest.raises(ValueError, match=f"{tmp_path / link} links to .*, a folder that contains it"):
         open_images(folder_of(tmp_path), "train")
 
 
@@ -143,7 +143,7 @@ def test_a_circle_of_links_out_of_the_set_is_refused(tmp_path: Path) -> None:
     pool.mkdir()
     (folder / "train/even/pool").symlink_to(pool)
     (pool / "again").symlink_to(pool)
-    with pytest.raises(ValueError, match="a folder that holds it"):
+    with pytest.raises(ValueError, match="a folder that contains it"):
         open_images(folder_of(folder), "train")
 
 
@@ -200,7 +200,7 @@ def test_an_array_that_claims_more_than_it_has_is_refused(tmp_path: Path) -> Non
     header = {"descr": "<i8", "fortran_order": False, "shape": (1 << 45,)}
     with (tmp_path / "train_labels.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
-    with pytest.raises(ValueError, match=r"train_labels\.npy is no array file"):
+    with pytest.raises(ValueError, match=r"train_labels\.npy is not a NumPy array file"):
         open_images(Images("arrays", str(tmp_path)), "train")
 
 
@@ -332,7 +332,7 @@ def test_a_killed_worker_is_one_line_and_the_run_goes_on_later(forks: Forks, tmp
     assert child.wait() == 2
     assert len(child.errors) == 1
     how = rf"(data worker {worker} was killed by SIGKILL|a data worker has died); most often the machine .*"
-    assert re.fullmatch(rf"adatape: {how}; `adatape train {out}` goes on from the newest checkpoint", child.errors[0])
+    assert re.fullmatch(rf"adatape: {how}; `adatape train {out}` resumes from the newest checkpoint", child.errors[0])
     reached = newest_step(out)
     again = forks.start(["train", str(out), "--device", "cpu"])
     wait_until(lambda: logged(out) > reached + 3)

@@ -123,7 +123,7 @@ def test_every_recipe_survives_its_json(name: str, system: str) -> None:
 def test_an_unknown_field_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="Parity has no field lenght; it has held_out, length"):
         from_dict(Parity, {"lenght": 5})
-    with pytest.raises(ValueError, match="length is 7; reading in pairs needs an even length"):
+    with pytest.raises(ValueError, match="length is 7; it must be even"):
         parity(length=7)
 
 

@@ -178,5 +178,5 @@ def test_words_are_keywords_of_the_recipe_or_fields_of_its_experiment() -> None:
     assert (said.seed, said.ponder_weight) == (3, 0.5)
     assert said.model.options["patch_size"] == [4, 8]
     assert (said.model.options["bank_patch"], said.model.options["reader"]) == (4, "parallel")
-    with pytest.raises(ValueError, match="petch is no field"):
+    with pytest.raises(ValueError, match="petch is not a field"):
         experiment_of(RECIPES["cifar100"], "adatape petch=8", path="data")

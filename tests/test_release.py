@@ -121,7 +121,7 @@ def test_what_would_not_come_back_is_refused_and_nothing_is_written(tmp_path: Pa
     for wrong, message in (
         ({**options, "depth": 3}, r"is another model: vit\.blocks\.2\.norm1\.weight is missing.*; and 9 more"),
         ({**options, "num_classes": 5}, r"vit\.head\.weight is \(4, 64\), not \(5, 64\)"),
-        ({**options, "act_layer": torch.nn.ReLU}, "config.json holds JSON"),
+        ({**options, "act_layer": torch.nn.ReLU}, "must be JSON values"),
     ):
         with pytest.raises(ValueError, match=message):
             release(model, name, wrong, tmp_path / "out", **SAID)
@@ -194,7 +194,7 @@ def tensor(start: int, end: int, shape: list[int] | None = None, dtype: str = "F
 def test_hostile_safetensors_are_a_clear_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "weights.safetensors"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"weights\.safetensors is not a whole safetensors file"):
+    with pytest.raises(ValueError, match=r"weights\.safetensors is not a complete safetensors file"):
         read_weights(path)
 
 

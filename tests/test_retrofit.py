@@ -340,7 +340,7 @@ def test_what_cannot_be_wrapped_is_refused_with_the_reason() -> None:
         (lambda: wrapped(patch=5), "bank patch is 5; it must divide the image size 32 × 32"),
         (lambda: timm.create_model("adatape"), "backbone is None; it must be the name of a ViT"),
         (lambda: timm.create_model("adatape", backbone="vit_none"), "backbone is 'vit_none'; it must be"),
-        (lambda: timm.create_model("adatape", backbone="vit_tiny_patch16_224", tape_ffn="blocks"), "its own blocks"),
+        (lambda: timm.create_model("adatape", backbone="vit_tiny_patch16_224", tape_ffn="blocks"), "keeps its blocks"),
     ):
         with pytest.raises(ValueError, match=message):
             make()

@@ -91,5 +91,5 @@ def test_repeats_leave_no_image_of_an_epoch_out() -> None:
 def test_an_order_that_cannot_be_says_why(given_to: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Order(seed=0, **given_to)
-    with pytest.raises(ValueError, match="batch is 10; 4 processes cannot share it equally"):
+    with pytest.raises(ValueError, match="batch is 10; it must be a multiple of the 4 processes"):
         Part(0, 4).bounds(10)

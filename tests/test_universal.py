@@ -199,5 +199,5 @@ def test_senseless_stages_are_refused() -> None:
         UniversalStage(8, 0)
     with pytest.raises(ValueError, match="level is 'batch'; it must be sample or token"):
         UniversalStage(8, 2, level="batch")
-    with pytest.raises(ValueError, match="the ViT has 2 blocks; for 5 steps it needs 1 \(shared\) or 5"):
+    with pytest.raises(ValueError, match=r"the ViT has 2 blocks; for 5 steps it needs 1 \(shared\) or 5"):
         Universal(VisionTransformer(**SMALL, depth=2), 5)
