@@ -124,8 +124,16 @@ def wait_until(true: Callable[[], bool], seconds: float = 600) -> None:
         time.sleep(0.01)
 
 
+def at_step(out: Path, step: int) -> Callable[[], bool]:
+    return lambda: logged(out) >= step
+
+
+def no_watch(_: Any) -> None:
+    """A `watch` for `run` that does nothing."""
+
+
 def children_of(pid: int) -> list[int]:
-    """In the order in which they were started."""
+    """Process ids of the children, sorted."""
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -231,6 +239,14 @@ class Forks:
         child = self.start(arguments)
         assert child.wait() == 0, child.errors
         return child
+
+    def start_on_images(self, folder: Path) -> tuple[Child, Path]:
+        """A run of 400 steps on a class folder with two data workers, once it has logged 5 steps; and its folder."""
+        images, out = write_folder(folder / "images", 40), folder / "run"
+        data = {"data__source": "folder", "data__path": str(images), "data__size": 16, "engine__workers": 2}
+        child = self.start(command(out, 400, **data))
+        wait_until(at_step(out, 5))
+        return child, out
 
     def finish_two(self, arguments: list[str]) -> None:
         for child in self.start_two(arguments):

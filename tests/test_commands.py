@@ -116,7 +116,7 @@ def test_a_run_that_has_learnt_stops_early(here: Path, capsys: pytest.CaptureFix
         ("sweep parity-small --over seed", "over is 'seed'; it must be field=value,value"),
         (
             "sweep parity-small --over reader.stepps=1,2",
-            "reader.stepps is not a field of this experiment; it has recipe",
+            "reader.stepps is not a field of this experiment; it has",
         ),
         ("eval nowhere --device tpu9", "nowhere has no config.json"),
         ("train parity --device gpu", "device is 'gpu'; it must be auto, cpu, or cuda"),

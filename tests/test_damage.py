@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import LONG, fingerprint, tiny
+from small_runs import LONG, fingerprint, no_watch, tiny
 
 from adatape import cli
 from adatape.show.figures import print_figures
@@ -24,10 +24,6 @@ FLIPS = 80
 
 class Unplugged(Exception):  # noqa: N818
     """The machine went away."""
-
-
-def no_watch(_: Any) -> None:
-    """Nobody looks on."""
 
 
 def unplug_at(step: int) -> Callable[[Any], None]:

@@ -22,6 +22,7 @@ from small_runs import (
     LONG,
     QUIET,
     Forks,
+    at_step,
     children_of,
     command,
     contents,
@@ -30,10 +31,10 @@ from small_runs import (
     in_the_long_suite,
     logged,
     newest_step,
+    no_watch,
     tiny,
     torchrun,
     wait_until,
-    write_folder,
 )
 from torch import Tensor
 
@@ -45,27 +46,12 @@ from adatape.train.journal import Journal
 from adatape.train.loop import Trainer
 from adatape.train.run import run
 
-STEPS, STEPS_OF_TWO = 40, 80
+STEPS, STEPS_OF_TWO = 40, 80  # `undisturbed` takes STEPS
 SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 KILLS, RUNS = (100, 10) if LONG else (3, 1)
 
 
 pytestmark = pytest.mark.usefixtures("one_order_of_sums")
-
-
-@pytest.fixture(scope="module")
-def undisturbed(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "undisturbed"
-    forks.finish(command(out, STEPS))
-    return out
-
-
-def no_watch(_: Any) -> None:
-    """Nobody looks on."""
-
-
-def at_step(out: Path, step: int) -> Callable[[], bool]:
-    return lambda: logged(out) >= step
 
 
 class Kills:
@@ -198,10 +184,7 @@ def test_a_signal_to_the_loader_workers_too_stops_a_run_with_a_checkpoint(
     forks: Forks, tmp_path: Path, number: int, code: int
 ) -> None:
     """Ctrl-C and most schedulers signal all processes of a job."""
-    folder, out = write_folder(tmp_path / "images", 40), tmp_path / "run"
-    images = {"data__source": "folder", "data__path": str(folder), "data__size": 16, "engine__workers": 2}
-    child = forks.start(command(out, 400, **images))
-    wait_until(at_step(out, 5))
+    child, out = forks.start_on_images(tmp_path)
     child.kill(number, group=True)
     assert child.wait() == code, child.errors
     assert (

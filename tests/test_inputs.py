@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from annotated_types import BaseMetadata
 from fuzz_inputs import carried_out, make_case, wrong_with
-from small_runs import LONG, contents, tiny
+from small_runs import LONG, contents, no_watch, tiny
 
 from adatape import cli, config
 from adatape.config import Experiment, ImageModel, from_dict, to_dict
@@ -32,10 +32,6 @@ ROOT = Path(__file__).parents[1]
 RECORDS = config.Record.__subclasses__()
 CASES = 1000 if LONG else 60
 ENDLESS = range(CASES)
-
-
-def no_watch(_: Any) -> None:
-    """Nobody looks on."""
 
 
 @pytest.fixture(scope="module")

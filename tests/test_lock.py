@@ -15,16 +15,16 @@ from fleet import run_together
 from small_runs import (
     LONG,
     Forks,
+    at_step,
     children_of,
     command,
     contents,
     fingerprint,
     in_the_long_suite,
-    logged,
+    no_watch,
     tiny,
     torchrun,
     wait_until,
-    write_folder,
 )
 
 from adatape import cli
@@ -35,22 +35,11 @@ from adatape.train.lock import LOCK, FolderInUse, writing
 from adatape.train.run import run
 
 pytestmark = pytest.mark.usefixtures("one_order_of_sums")
-STEPS = 60
-
-
-@pytest.fixture(scope="module")
-def undisturbed(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "undisturbed"
-    forks.finish(command(out, STEPS))
-    return out
-
-
-def no_watch(_: Any) -> None:
-    """Nobody looks on."""
+STEPS = 60  # `undisturbed` takes as many
 
 
 def unheard(_: str) -> None:
-    """Nobody listens."""
+    """A `say` that prints nothing."""
 
 
 def in_a_fork(folder: Path) -> str:
@@ -78,7 +67,7 @@ def test_a_second_writer_is_refused_by_name_and_the_first_goes_on(
 ) -> None:
     out = tmp_path / "run"
     first = forks.start(command(out, STEPS))
-    wait_until(lambda: logged(out) >= 4 + 3 * times)
+    wait_until(at_step(out, 4 + 3 * times))
     resumed = forks.start(["train", str(out), "--device", "cpu"])
     queued = forks.start([*command(out, STEPS), "--resume"])
     for second in (resumed, queued):
@@ -95,10 +84,7 @@ def test_a_second_writer_is_refused_by_name_and_the_first_goes_on(
 
 
 def test_a_killed_trainer_leaves_no_lock_even_where_its_data_workers_live_on(forks: Forks, tmp_path: Path) -> None:
-    folder, out = write_folder(tmp_path / "images", 40), tmp_path / "run"
-    images = {"data__source": "folder", "data__path": str(folder), "data__size": 16, "engine__workers": 2}
-    child = forks.start(command(out, 400, **images))
-    wait_until(lambda: logged(out) >= 4)
+    child, out = forks.start_on_images(tmp_path)
     workers = children_of(child.pid)
     assert len(workers) >= 1
     for worker in workers:
@@ -117,7 +103,7 @@ def test_a_killed_trainer_leaves_no_lock_even_where_its_data_workers_live_on(for
 def test_one_rank_locks_for_all_and_a_restart_by_torchrun_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with torchrun(command(out, 40), restarts=1) as agent:
-        wait_until(lambda: logged(out) >= 5)
+        wait_until(at_step(out, 5))
         assert "is being written by process" in in_a_fork(out)
         before = children_of(agent.pid)
         os.kill(before[1], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Megapixel MNIST with a tape: scan thinly, read a few windows, answer four questions about what was read.
+"""Megapixel MNIST with a tape: a cheap scan, a few windows at full resolution, and four questions about them.
 
 python research/large/megapixel.py --mnist mnist.npz --out runs/megapixel --seconds 150 --seeds 0
 """
@@ -20,12 +20,12 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from windows import Convolutions, Scan, choose, cut, noisy_or, presence_loss, value
 
-KEPT = 50_000  # digits of the training set that canvases are made of; the others make held-out canvases, for choices
+KEPT = 50_000  # training digits for training canvases; the others are for held-out canvases
 TASKS = ("majority", "maximum", "topmost")
 
 
 class Reader(nn.Module):
-    """View-free AdaTape for canvases: keys from a thin scan, tokens from windows, blocks over the tape."""
+    """AdaTape for canvases without input tokens: keys from a cheap scan, tokens from windows, blocks on the tape."""
 
     def __init__(self, width: int = 128, depth: int = 2, window: int = 48, side: int = 1500) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Reader(nn.Module):
         nn.init.constant_(self.evidence.bias, -4.0)
         self.leak = nn.Parameter(
             torch.full((10,), -1.0)
-        )  # how common a class is; else empty windows would have to say it
+        )  # class priors, which empty windows would otherwise have to encode
         self.place = nn.Sequential(nn.Linear(32, width), nn.GELU(), nn.Linear(width, width))
         self.ask = nn.Parameter(torch.randn(4, width) * 0.02)
         self.blocks = nn.ModuleList(Block(width, 4, qkv_bias=True) for _ in range(depth))
@@ -91,9 +91,9 @@ def waves(places: Tensor) -> Tensor:
 def centres_of(
     model: Reader, data: canvas.Canvases, at: Tensor, scores: Tensor, k: int, where: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Centres (b, k, 2) of what is read, the scores (b, k) it was chosen by, and its cells (b, k).
+    """Centres (b, k, 2), scores (b, k) and cells (b, k) of the windows to read.
 
-    `where` other than "scan" names a control.
+    `where` other than "scan" is a control.
     """
     if where == "ink":
         scores = F.avg_pool2d(data.images[at][:, None].float(), 32, 16, 14, count_include_pad=False)[:, 0]
@@ -110,11 +110,11 @@ def centres_of(
 
 
 def losses(model: Reader, data: canvas.Canvases, at: Tensor, k: int, explore: int, where: str) -> dict[str, Tensor]:
-    """Of what was read; and what the windows turned out to show teaches the scan its scores."""
+    """Losses of the answers, and of the scan's scores against the evidence in the windows read."""
     images, targets = data.images[at], data.present[at]
     scores = model.scan(images[:, None].to(torch.bfloat16) / 255)
     tried = scores.detach().clone()
-    if explore:  # so many cells at random are read as well
+    if explore:  # also reads random cells
         random = torch.randint(0, tried[0].numel(), (len(at), explore), device=tried.device)
         tried.flatten(1).scatter_(1, random, 1e4)
     centres, _, cells = centres_of(model, data, at, tried, k, where)
@@ -133,7 +133,7 @@ WEIGHTS = {"scan": 1.0, "presence": 4.0, "majority": 1.0, "maximum": 1.0, "topmo
 
 
 def train(model: Reader, data: canvas.Canvases, held: canvas.Canvases, args: Any, seed: int, log: Any) -> None:
-    """For about `args.seconds`: the number of steps is set by the time that the first fifty take."""
+    """Trains for about `args.seconds`; the number of steps follows from the time of the first fifty."""
     torch.manual_seed(seed)
     n, device = len(data.images), data.images.device
     decayed = [p for p in model.parameters() if p.dim() > 1]

@@ -1,4 +1,4 @@
-"""A thin look at every place of a large image, and windows at full resolution for the few places that are read."""
+"""A cheap scan of a large image, and windows at full resolution at the few places that are read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 
 class Scan(nn.Module):
-    """Scores for cells of 16 pixels: unshuffled by `fold` (so 16 = 4 × fold), then three or four thin convolutions.
+    """Scores for cells of 16 pixels: pixel-unshuffle by `fold` (16 = 4 × fold), then three or four narrow convolutions.
 
-    A cell sees 64 pixels around it (of what it is given). Batch norms, since a LayerNorm over 16 channels of millions
-    of places takes longer than the convolutions.
+    A cell's receptive field is 64 input pixels. It uses batch norm, since a LayerNorm over 16 channels at millions of
+    positions takes longer than the convolutions.
     """
 
     def __init__(self, channels: int, fold: int = 4, widths: tuple[int, int, int] = (16, 32, 48)) -> None:
@@ -38,14 +38,14 @@ class Scan(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(b, ch, H, W) -> scores (b, h, w), fp32"""
         x = F.pixel_unshuffle(images, self.fold).contiguous(memory_format=torch.channels_last)
-        x = self.layers(F.pad(x, (0, 1, 0, 1)))  # a cell's 2 × 2 begins at its own corner
+        x = self.layers(F.pad(x, (0, 1, 0, 1)))  # so that a cell's 2 × 2 starts at its corner
         return self.score(x)[:, 0].float()
 
     def stride(self) -> int:
         return 4 * self.fold
 
     def centre(self, cells: Tensor) -> Tensor:
-        """Pixel at the middle of what cell (row or column) `cells` sees: its first 2 × 2 spans 2 × fold pixels."""
+        """Centre pixel of the receptive field of `cells` (rows or columns): the first 2 × 2 spans 2 × fold pixels."""
         return cells * self.stride() + self.fold
 
     def macs(self, height: int, width: int) -> int:
@@ -59,7 +59,7 @@ class Scan(nn.Module):
 
 
 def choose(scores: Tensor, k: int, spread: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """The k highest cells of (b, h, w), neighbours of a higher one left out: rows, columns and scores, each (b, k)."""
+    """The k highest cells of (b, h, w) without neighbours of higher ones: rows, columns and scores, each (b, k)."""
     b, _, w = scores.shape
     around = F.max_pool2d(scores[:, None], 2 * spread + 1, stride=1, padding=spread)[:, 0]
     peaks = scores.masked_fill(scores < around, float("-inf"))
@@ -105,7 +105,7 @@ class Convolutions(nn.Module):
 
 
 def value(evidence: Tensor, gate: Tensor | None = None) -> Tensor:
-    """Probability that a window shows anything that is asked for: (…, classes) -> (…)"""
+    """Probability that a window shows any of the classes: (…, classes) -> (…)"""
     shown = 1 - (1 - evidence.float().sigmoid()).prod(-1)
     return shown if gate is None else shown * gate.float().sigmoid()
 

@@ -20,7 +20,7 @@ from adatape.recipes.systems import Size, System, image_model, ponder_weight
 
 TRAINING, SIZE = 1_281_167, 224
 INCEPTION = Augment(crop="inception", area=(0.05, 1.0), flip=True)
-# torch multiplies weight decay by the rate: the paper's decoupled 1e-4 and 8e-5, over its peak rate 1e-3 (departure 26).
+# torch multiplies weight decay by the rate: the paper's decoupled 1e-4 and 8e-5 over its peak rate (departure 26).
 DECAY: dict[Size, float] = {"tiny": 0.1, "small": 0.08, "base": 0.08}
 
 
