@@ -424,8 +424,8 @@ def test_timms_conventions_hold() -> None:
     [
         ({"class_token": False, "global_pool": "avg"}, "class_token is False; .* it must be True"),
         ({"global_pool": "avg"}, "global_pool is 'avg'; .* it must be 'token'"),
-        ({"epsilon": 0.0}, "epsilon is 0.0; it must lie between 0 and 1"),
-        ({"epsilon": 1.0}, "epsilon is 1.0; it must lie between 0 and 1"),
+        ({"epsilon": 0.0}, "epsilon is 0.0; it must be above 0 and below 1"),
+        ({"epsilon": 1.0}, "epsilon is 1.0; it must be above 0 and below 1"),
         ({"gamma": 0.0}, "gamma is 0.0; it must be above 0"),
         ({"gamma": -5.0}, "gamma is -5.0; it must be above 0"),
         ({"prior_weight": -0.1}, "prior_weight is -0.1; it must be at least 0"),
