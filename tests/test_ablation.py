@@ -1,4 +1,4 @@
-"""Readers that leave something out, and why ACT does not do for a tape."""
+"""Ablated readers, and why ACT does not work on a tape."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_act_weights_sum_to_one_over_the_tape_and_scale_its_tokens() -> None:
 
 
 def test_a_norm_divides_acts_weight_out_of_the_token() -> None:
-    """LayerNorm(p z) = LayerNorm(z): what attention sees of a token has no gradient with respect to its weight."""
+    """LayerNorm(p z) = LayerNorm(z), so attention's input has no gradient with respect to the token's weight."""
     block = TapeBlock(64, 2)
     token = torch.randn(4, 1, 64)
     p = torch.full((4, 1), 0.3, requires_grad=True)

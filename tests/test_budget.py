@@ -37,7 +37,7 @@ IMAGES = torch.linspace(-1, 1, 6 * 64).reshape(6, 1, 8, 8).sin()
 
 
 def untrained(folder: Path, family: str = "adatape", **fields: object) -> Path:
-    """A finished run that has learnt nothing."""
+    """The folder of a finished run with untrained weights."""
     torch.manual_seed(0)
     experiment = tiny(family, **fields)
     prepare(folder, experiment, "cpu")
@@ -46,7 +46,7 @@ def untrained(folder: Path, family: str = "adatape", **fields: object) -> Path:
 
 
 def spread(model: torch.nn.Module) -> torch.nn.Module:
-    """Weights large enough that what is read differs from image to image."""
+    """Enlarges weights so that images read different tokens."""
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent, damage is named, and loading executes nothing."""
+"""Checkpoints are atomic, damage is reported, and loading executes no code."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 def reseal(path: Path) -> None:
-    """What an attacker would do after a change: a manifest that agrees with it."""
+    """Rewrites the manifest to match changed files, as an attacker could."""
     files = {
         file.name: {"bytes": file.stat().st_size, "sha256": checkpoint._digest(file)}
         for file in path.iterdir()
@@ -306,7 +306,7 @@ def test_a_disk_that_really_refuses_is_named(tmp_path: Path) -> None:
 
 
 def dies_before(act: int, folder: Path) -> bool:
-    """A copy of this process saves and prunes, and is gone before its n-th dealing with the file system."""
+    """A fork that saves and prunes, and exits before its n-th file-system call."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -382,7 +382,7 @@ def test_the_newest_and_the_best_are_kept_and_what_a_crash_left_is_not(tmp_path:
         prune(tmp_path, keep=0)
 
 
-def test_a_truncated_one_pushes_out_no_good_one(tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_displaces_no_good_one(tmp_path: Path) -> None:
     paths = [save(tmp_path, step, state_of(), {"accuracy": step}) for step in (1, 2, 3)]
     truncate(paths[2] / ".metadata")
     prune(tmp_path, keep=1)

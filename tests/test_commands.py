@@ -1,4 +1,4 @@
-"""The command line as people use it, and the README's promises."""
+"""The command line, and the commands in the documents."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def words_of(line: str) -> list[str]:
 
 @pytest.fixture
 def called(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The options of each verb that is called; its work is left out, but a recipe's fields are set as they would be."""
+    """Records the options of each verb call without running it; a recipe's experiment is built."""
     calls: list[dict[str, Any]] = []
 
     def noted(verb: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""The formula against PyTorch's counter, and against the paper's tables."""
+"""Cost formulas against PyTorch's FLOP counter and the paper's tables."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OPTIONS = [
 
 
 def counted(model: torch.nn.Module, x: torch.Tensor) -> int:
-    """Multiply-adds of one forward; torch before 2.15 counts the CPU's fused attention as nothing, so unfuse it."""
+    """Multiply-adds of one forward, without fused attention, which torch before 2.15 does not count on a CPU."""
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)

@@ -1,4 +1,4 @@
-"""A run survives what befalls it: kills, signals, damaged files, full disks, bad numbers and bad input."""
+"""Runs survive kills, signals, damaged files, full disks, non-finite numbers and bad input."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.usefixtures("one_order_of_sums")
 
 
 class Kills:
-    """What a number of kills found and cost."""
+    """Counts kills, those within a save, and steps lost."""
 
     def __init__(self) -> None:
         self.count, self.saving, self.lost, self.left = 0, 0, [0], set[tuple[str, float]]()
@@ -73,7 +73,7 @@ class Kills:
 
 
 def killed_at_random(forks: Forks, out: Path, draws: random.Random, times: int, kills: Kills) -> None:
-    """Started and killed again and again, with `--resume` as a queue would; then left to finish."""
+    """Starts with `--resume`, as a queue would, and kills a run several times; then lets it finish."""
     again = [*command(out, STEPS), "--resume"]
     for _ in range(times):
         child = forks.start(again)
@@ -122,7 +122,7 @@ def undisturbed_two(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def kill_a_rank(agent: subprocess.Popen[str], rank: int) -> None:
-    """And waits until both have been started again."""
+    """Kills one rank and waits until both are restarted."""
     before = children_of(agent.pid)
     assert len(before) == 2
     os.kill(before[rank], signal.SIGKILL)
@@ -146,7 +146,7 @@ def test_a_rank_killed_three_times_under_torchrun_changes_no_weight(undisturbed_
 def test_a_killed_rank_and_a_sigterm_to_torchrun_cost_no_weight(
     forks: Forks, undisturbed_two: Path, tmp_path: Path
 ) -> None:
-    """torchrun passes the signal on to whole groups: the ranks and their loader workers."""
+    """torchrun signals whole process groups: the ranks and their loader workers."""
     out = tmp_path / "run"
     with torchrun(command(out, STEPS_OF_TWO, data__resident=False, engine__workers=1), restarts=1) as agent:
         wait_until(at_step(out, 5))
@@ -254,7 +254,7 @@ def test_a_run_with_no_good_checkpoint_is_refused_and_left_alone(forks: Forks, i
 
 
 class Unplugged(Exception):  # noqa: N818
-    """The machine went away."""
+    """Simulates a crash of the machine."""
 
 
 def unplugged(*_: Any, **__: Any) -> None:
@@ -270,7 +270,7 @@ def unplug_at(step: int) -> Callable[[Any], None]:
 
 
 def test_a_new_checkpoint_outlives_damaged_ones_of_later_steps(tmp_path: Path) -> None:
-    """Else two that hold nothing would be kept as the newest, and the good one removed for them."""
+    """Otherwise the two damaged ones would be kept as the newest, and the good one removed."""
     experiment, out = tiny("plainvit", steps=30), tmp_path / "run"
     with pytest.raises(Unplugged):
         run(experiment, out, "cpu", unplug_at(8))
@@ -298,7 +298,7 @@ def test_a_full_disk_is_one_line_and_costs_no_earlier_checkpoint(forks: Forks, i
 
 
 def test_a_disk_too_full_for_the_result_is_one_line_and_the_run_can_still_end(forks: Forks, tmp_path: Path) -> None:
-    """The last checkpoint is there already."""
+    """The last checkpoint is already saved."""
     out = tmp_path / "run"
     forks.finish(command(out, 2))
     (out / "result.json").unlink()
@@ -350,7 +350,7 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> list[str]:
 
 
 def poison_loss(trainer: Trainer, bad: Callable[[int], bool], patch: pytest.MonkeyPatch, value: float) -> None:
-    """Added to the loss, it leaves the gradient finite."""
+    """A non-finite loss with finite gradients."""
     plain = trainer.model.loss
 
     def total(*given: Any) -> Tensor:
@@ -360,7 +360,7 @@ def poison_loss(trainer: Trainer, bad: Callable[[int], bool], patch: pytest.Monk
 
 
 def poison_gradient(trainer: Trainer, bad: Callable[[int], bool], patch: pytest.MonkeyPatch, value: float) -> None:  # noqa: ARG001
-    """Of one number of one tensor, the loss being fine."""
+    """A non-finite value in one gradient, with a finite loss."""
 
     def spoil(gradient: Tensor) -> Tensor:
         spoilt = gradient.clone()
@@ -371,7 +371,7 @@ def poison_gradient(trainer: Trainer, bad: Callable[[int], bool], patch: pytest.
 
 
 def poison_data(trainer: Trainer, bad: Callable[[int], bool], patch: pytest.MonkeyPatch, value: float) -> None:  # noqa: ARG001
-    """One pixel of one image."""
+    """A non-finite pixel in one image."""
     plain = trainer.task.batches
 
     def batches(first: int) -> Iterator[Batch]:
@@ -423,7 +423,7 @@ def test_a_bad_piece_of_an_accumulated_batch_spoils_the_whole_step(monkeypatch: 
 def poisoned_run(
     out: Path, bad: Callable[[int], bool], where: str, patch: pytest.MonkeyPatch, **fields: Any
 ) -> dict[str, Any]:
-    """The whole run, whose trainer is spoilt as soon as it is made."""
+    """A run whose trainer is poisoned when it is built."""
 
     def spoilt(*given: Any, **options: Any) -> Trainer:
         trainer = Trainer(*given, **options)

@@ -1,4 +1,4 @@
-"""Runs side by side: each learns what it learns alone, from batches that are made once."""
+"""Fleets: each run learns the same as alone, from shared batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints and weights belong to the experiment that made them, and damage to weights shows."""
+"""Checkpoints and weights of another experiment are refused, and damage to weights is detected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMING_1 = json.loads(Path(__file__).with_name("naming_1.json").read_text())
 
 @pytest.mark.parametrize("name", NAMING_1)
 def test_a_config_of_naming_1_keeps_its_hash(name: str) -> None:
-    """Where a change of config.py fails here, `train/identity.py` says what it lacks; the file stays as it is."""
+    """If a change of config.py fails here, see `train/identity.py`; do not change the JSON file."""
     assert identity.identity(from_dict(Experiment, NAMING_1[name]["config"])).sha256 == NAMING_1[name]["sha256"]
 
 
@@ -98,7 +98,7 @@ def copied(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unfinished(copied: Path) -> Path:
-    """As if killed before its last step was saved."""
+    """A run as if killed before its last step was saved."""
     for path in ("result.json", WEIGHTS):
         (copied / path).unlink()
     shutil.rmtree(copied / "checkpoints" / f"step-{STEPS:08d}")

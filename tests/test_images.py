@@ -1,4 +1,4 @@
-"""Labelled image sets: what they hold, what they refuse, and how a broken image gives way."""
+"""Labelled image sets: contents, errors, and replacement of unreadable images."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_a_run_through_a_set_with_one_percent_broken_images_completes(tmp_path: 
     assert (tally.reads, len(tally.broken)) == (1400, 7)
 
 
-def test_a_broken_image_gives_way_to_its_successor_and_the_last_to_the_first(tmp_path: Path) -> None:
+def test_a_broken_image_is_replaced_by_the_next_and_the_last_by_the_first(tmp_path: Path) -> None:
     class_folders(tmp_path)
     for name in ("ant/002", "ant/003", "bee/003"):
         (tmp_path / "train" / f"{name}.png").write_bytes(b"")

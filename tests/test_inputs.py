@@ -1,4 +1,4 @@
-"""A user's mistake is one line that names file, field and limit, with exit code 2, and leaves nothing behind."""
+"""Wrong input gives one line with file, field and limit, exit code 2, and leaves no files."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("field", "value", "limit"), WRONG)
-def test_a_value_beyond_its_limit_is_refused_at_every_door(field: str, value: Any, limit: str, here: Path) -> None:
+def test_a_value_beyond_its_limit_is_refused_everywhere(field: str, value: Any, limit: str, here: Path) -> None:
     sound = to_dict(tiny("adatape"))
     *path, last = field.split(".")
     place = sound
@@ -156,7 +156,7 @@ def test_every_stored_config_is_read() -> None:
         ("[" * 5000, "odd.json is not JSON"),
     ],
 )
-def test_a_config_that_is_none_is_named(content: str, message: str, here: Path) -> None:
+def test_a_file_that_is_not_a_config_is_named(content: str, message: str, here: Path) -> None:
     (here / "odd.json").write_text(content)
     assert message in refused("train", "odd.json")
     shutil.copytree(here, here / "run")
@@ -175,7 +175,7 @@ def test_a_config_that_is_none_is_named(content: str, message: str, here: Path) 
         ('{"accuracy": NaN}', "result.json: accuracy is nan; it must be at most 1"),
     ],
 )
-def test_a_result_that_is_none_is_named(content: str, message: str, runs: list[Path], here: Path) -> None:
+def test_a_file_that_is_not_a_result_is_named(content: str, message: str, runs: list[Path], here: Path) -> None:
     shutil.copytree(runs[0], here / "run")
     (here / "run" / "result.json").write_text(content)
     for command in ("train run", "release run --to released", "report run --out report.html"):

@@ -1,4 +1,4 @@
-"""What `pip install adatape` brings is enough for the library; the rest are extras, and a verb says which it lacks."""
+"""`pip install adatape` is enough for the library; verbs that need an extra name it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ assert adatape.read_tape(torch.randn(2, 64), torch.randn(30, 64), steps=3, thres
 
 
 def without(libraries: list[str], code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Python as it is where some libraries are not installed: None in sys.modules is a module that cannot be found."""
+    """Runs Python as if some libraries were not installed: None in sys.modules makes their import fail."""
     hidden = f"import sys\nsys.modules.update(dict.fromkeys({libraries}))\n{code}"
     quiet = {**os.environ, "PYTHONWARNINGS": "ignore"}
     return subprocess.run([sys.executable, "-c", hidden, *arguments], capture_output=True, text=True, env=quiet)

@@ -1,4 +1,4 @@
-"""What a step holds depends on seed and step alone: not on processes, workers or where a run began."""
+"""A step's batch depends on seed and step only: not on processes, workers or the first step."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def sharded(path: str, augment: Augment, **options: Any) -> Images:
 def whole_batches(
     data: Images, world: int, workers: int, first: int = 0, count: int = 4, batch: int = 16
 ) -> list[Batch]:
-    """Global batches, the parts of all processes one after the other."""
+    """Global batches: the parts of all processes concatenated."""
     loaders = [ShardLoader(data, batch, 5, Part(rank, world), CPU, workers).batches(first) for rank in range(world)]
     rows = zip(*(itertools.islice(loader, count) for loader in loaders), strict=True)
     return [Batch(*map(torch.cat, zip(*parts, strict=True))) for parts in rows]
@@ -177,7 +177,7 @@ def test_a_run_on_shards_is_the_same_with_workers_and_when_resumed(shards: str, 
 
 
 def folder_of(path: Path, broken: int, count: int = 300, converted: int = 3) -> Images:
-    """Tiny JPEGs of three classes, of which some are CMYK and others cannot be read, each for another reason."""
+    """Tiny JPEGs of three classes; some are CMYK, others unreadable for different reasons."""
     bad = [b"", b"no image", None, b"\x89PNG\r\n\x1a\n" + b"\0" * 40]
     draws = np.random.default_rng(0)
     odd = draws.permutation(count)[: broken + converted]

@@ -1,4 +1,4 @@
-"""One process writes into a run folder at a time; a second is refused by name, and the first goes on."""
+"""One process at a time writes into a run folder; a second is refused, with the first one's name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def unheard(_: str) -> None:
 
 
 def in_a_fork(folder: Path) -> str:
-    """What a second process finds: free, or the reason why not."""
+    """The result of locking in a second process: free, or the error."""
     reading, writing_end = os.pipe()
     child = os.fork()
     if not child:
@@ -176,7 +176,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def patient(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    """A holder that lives is seen at its next touch, however busy the machine; nothing waits this long."""
+    """A long WATCHED, so that a slow machine does not miss a touch; tests never wait this long."""
     monkeypatch.setattr(lock, "WATCHED", 60.0)
 
 
@@ -189,7 +189,7 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient", "without_locks")
-def test_where_there_are_no_locks_a_file_that_is_touched_takes_their_place(tmp_path: Path) -> None:
+def test_without_locks_a_touched_file_is_used_instead(tmp_path: Path) -> None:
     said: list[str] = []
     with writing(tmp_path, said.append):
         assert f"is being written by process {os.getpid()} " in in_a_fork(tmp_path)
@@ -246,7 +246,7 @@ def test_a_lock_left_on_this_machine_is_taken_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("content", [b"\xff\x00", b"[1]", b"{}", b"null", b"[" * 4000, b'{"host": "\\u001b[2J"}'])
-def test_a_lock_file_that_says_nonsense_is_watched_and_then_taken(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_lock_file_is_watched_and_then_taken(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LOCK).write_bytes(content)
     said: list[str] = []
     with writing(tmp_path, said.append):
@@ -271,7 +271,7 @@ def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_a_file_is_not_written_through_a_link_that_stands_in_for_its_beginning(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_partial_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "dear").write_text("dear")
     (tmp_path / "metrics.jsonl.partial").symlink_to(tmp_path / "dear")
     Journal(tmp_path).close()

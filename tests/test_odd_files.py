@@ -1,4 +1,4 @@
-"""Files that are no images, or not upright, and workers that are killed: named, counted, and never waited for."""
+"""Files that are not images, EXIF orientation, and killed workers: reported, counted, without blocking."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def folder_of(path: Path, **options: Any) -> Images:
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_a_file_that_is_no_file_is_named_and_gives_way_to_its_successor(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_not_regular_is_named_and_replaced_by_the_next(tmp_path: Path, kind: str) -> None:
     make, reason = ODD[kind]
     odd = write_folder(tmp_path, 8) / "train/even/000.png"
     odd.unlink()
@@ -205,7 +205,7 @@ def test_an_array_that_claims_more_than_it_has_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_shard_whose_file_claims_a_terabyte_is_refused(tmp_path: Path) -> None:
-    """A sparse member takes no room in the tar, and all of it when it is read."""
+    """A sparse member is small in the tar but has its full size when read."""
     with (tmp_path / "0.jpg").open("wb") as file:
         file.truncate(1 << 40)
     (tmp_path / "0.cls").write_text("0")
@@ -272,7 +272,7 @@ def test_new_runs_turn_images_and_an_old_config_means_that_they_were_not() -> No
 
 @pytest.fixture(scope="module")
 def sideways(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes of images that lie on their side, as folders and as shards."""
+    """Two classes of images with EXIF rotation, as folders and as shards."""
     folder = tmp_path_factory.mktemp("sideways")
     for split in ("train", "test"):
         with tarfile.open(folder / f"{split}-0.tar", "w") as tar:
@@ -368,7 +368,7 @@ def test_a_worker_that_dies_while_scoring_says_how(said: str, monkeypatch: pytes
 
 
 def test_a_dead_worker_interrupts_nothing_but_the_wait_for_data() -> None:
-    """Torch's own handler would raise wherever the main thread is, be it within a checkpoint."""
+    """torch's handler would raise anywhere in the main thread, even within a checkpoint."""
     before = signal.getsignal(signal.SIGCHLD)
     items = loaded(torch.utils.data.TensorDataset(torch.arange(8)), 1, CPU, [[n] for n in range(8)])
     next(items)

@@ -1,4 +1,4 @@
-"""A release is rebuilt to the bit by timm alone, and weights from strangers execute nothing."""
+"""timm rebuilds a release to the bit, and loading weights executes no code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAID = {"result": {"accuracy": 0.98765432, "note": "a|b"}, "command": "adatape t
 
 
 def trained(name: str, options: dict[str, Any]) -> torch.nn.Module:
-    """Weights that no initialisation gives."""
+    """A model with random, non-initial weights."""
     model = timm.create_model(name, **options).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""However samples are stored, a set is opened, described, scored and trained on in one way."""
+"""All kinds of data sets have one interface for training and evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards: an order that depends on the seed alone, starts at any number, and faults that name the shard."""
+"""Shards: the order is a function of the seed and can start anywhere; errors name the shard."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_count_that_the_shard_does_not_hold_is_an_error(urls: list[str], tmp_p
         list(streams.test_samples(urls))
 
 
-def test_a_list_of_counts_that_is_none_is_an_error(urls: list[str], tmp_path: Path) -> None:
+def test_an_invalid_list_of_counts_is_an_error(urls: list[str], tmp_path: Path) -> None:
     (tmp_path / "shards.json").write_text("[1, 2]")
     with pytest.raises(ValueError, match=r"shards.json in .* must map names of shards to counts"):
         count_of(urls[0])

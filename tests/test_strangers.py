@@ -1,6 +1,6 @@
-"""Files from someone else: whatever a run folder, a config, a release or an image says, nothing is fetched or written.
+"""Files from someone else: no run folder, config, release or image can cause downloads or writes.
 
-Every hostile file points at a server that counts connections, and at a folder that is watched.
+Every hostile file refers to a server that counts connections and to a folder that is checked.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Bomb:
 
 
 class World(NamedTuple):
-    """What a hostile file could reach: a server, and a folder beside its own."""
+    """A server and a folder that hostile files try to reach."""
 
     url: str
     outside: Path
@@ -102,7 +102,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 @pytest.fixture(scope="session")
 def good_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run that has learnt nothing."""
+    """A finished run with untrained weights."""
     folder, experiment = tmp_path_factory.mktemp("good") / "run", tiny()
     prepare(folder, experiment, "cpu")
     write_weights(folder / WEIGHTS, build_for(experiment).state_dict())
@@ -139,7 +139,7 @@ def of_run(run: Path) -> list[list[str]]:
 
 
 def of_file(run: Path) -> list[list[str]]:
-    """Every verb that trains what a file says."""
+    """Every verb that trains from a file."""
     return [
         ["train", str(run)],
         ["train", str(run / "config.json"), "--out", "replayed"],
@@ -327,7 +327,7 @@ def test_a_link_that_leads_out_of_a_run_folder_is_refused_by_every_verb(
         load_served(run)
 
 
-def test_a_link_within_a_run_folder_is_no_matter(world: World, run: Path) -> None:
+def test_a_link_within_a_run_folder_is_accepted(world: World, run: Path) -> None:
     (run / "latest").symlink_to("checkpoints")
     (run / WEIGHTS).rename(run / "weights.safetensors")
     (run / WEIGHTS).symlink_to(Path("..") / "weights.safetensors")
@@ -346,7 +346,7 @@ def test_a_file_is_written_beside_a_link_not_through_it(tmp_path: Path) -> None:
 
 
 def test_what_the_user_says_is_done(world: World, run: Path) -> None:
-    """Also shows that the server would have been asked for what is refused elsewhere."""
+    """With the user's consent the server is asked, which shows that the other tests refuse something."""
     change(run, "data", source="cifar10", path=str(world.outside / "cifar"), download=True)
     (run / RESULT).unlink()
     train = ["train", str(run / "config.json"), "--out", "replayed"]
@@ -426,7 +426,7 @@ def test_an_option_is_allowed_by_name_and_by_type(given: Config, says: str | Non
 
 
 def test_an_image_starts_no_program(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow hands EPS to Ghostscript, whatever the file is called."""
+    """Pillow runs Ghostscript for EPS with any file name."""
     started: list[Any] = []
     monkeypatch.setattr(
         EpsImagePlugin, "Ghostscript", lambda *given, **_: started.append(given) or Image.new("L", (1, 1)).im
