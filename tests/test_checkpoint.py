@@ -146,9 +146,9 @@ def test_a_manifest_of_anything_else_is_named(tmp_path: Path, text: str) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bias": torch.zeros(9)}, r"has model.bias of shape \(6,\); the model wants \(9,\)"),
-        ({"bias": torch.zeros(6).half()}, "has model.bias of torch.float32; the model wants torch.float16"),
-        ({"bias": 1.0}, r"has model.bias of shape \(6,\); the model wants \(\)"),
+        ({"bias": torch.zeros(9)}, r"has model.bias of shape \(6,\); the model has \(9,\)"),
+        ({"bias": torch.zeros(6).half()}, "has model.bias of torch.float32; the model has torch.float16"),
+        ({"bias": 1.0}, r"has model.bias of shape \(6,\); the model has \(\)"),
         ({"more": torch.zeros(1)}, "checkpoint lacks model.more"),
         (
             {"bias": {"weight": torch.zeros(6)}},

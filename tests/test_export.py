@@ -222,7 +222,7 @@ def test_an_unknown_format_or_name_is_refused(to: Any, out: str | None, message:
     ("options", "message"),
     [
         ({"reader": "act"}, "reader is act; the last token of its budget takes"),
-        ({"choose": "random"}, "choose is 'random'; an exported graph answers the same each time"),
+        ({"choose": "random"}, "choose is 'random'; an exported graph is deterministic"),
     ],
 )
 def test_what_no_free_length_can_hold_is_refused_with_the_reason(

@@ -233,7 +233,7 @@ def test_refused_modes_name_file_and_mode_when_the_set_is_opened(tmp_path: Path)
     path.write_bytes(encoded("L"))
     (tmp_path / "train" / "ant" / "empty.png").touch()
     assert len(open_images(folder(tmp_path), "train")) == 10
-    with pytest.raises(ValueError, match=r"bee/grey.png has mode L; modes is refuse"):
+    with pytest.raises(ValueError, match=r"bee/grey.png has mode L; with modes=refuse"):
         open_images(folder(tmp_path, modes="refuse"), "train")
     path.unlink()
     assert len(open_images(folder(tmp_path, modes="refuse"), "train")) == 9, "a broken image is not a refused one"
@@ -387,8 +387,8 @@ def another_class(root: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (no_train, "must hold train/CLASS/IMAGE and test or val/CLASS/IMAGE"),
-        (no_test, "must hold train/CLASS/IMAGE and test or val/CLASS/IMAGE"),
+        (no_train, "must contain train/CLASS/IMAGE and test or val/CLASS/IMAGE"),
+        (no_test, "must contain train/CLASS/IMAGE and test or val/CLASS/IMAGE"),
         (no_classes, "train contains no class folders"),
         (an_empty_class, "class folder .*cow contains no image"),
         (another_class, "class cow is in only one of .*train and .*test"),

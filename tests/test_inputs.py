@@ -168,8 +168,8 @@ def test_a_file_that_is_not_a_config_is_named(content: str, message: str, here: 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("null", "result.json holds null; it must be an object"),
-        ("[1]", "result.json holds [1]; it must be an object"),
+        ("null", "result.json contains null; it must be a JSON object"),
+        ("[1]", "result.json contains [1]; it must be a JSON object"),
         ('{"accuracy": null}', "result.json: accuracy is null; it must be a number"),
         ('{"accuracy": [1]}', "result.json: accuracy is [1]; it must be a number"),
         ('{"accuracy": NaN}', "result.json: accuracy is nan; it must be at most 1"),

@@ -58,7 +58,7 @@ def test_importing_is_cheap_and_the_library_needs_no_extra() -> None:
 def test_the_command_without_its_extra_says_the_one_line_that_installs_it() -> None:
     done = without(["tyro"], "from adatape.__main__ import main; main()", "models")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "adatape: tyro is not installed; `pip install 'adatape[cli]'` brings it\n"
+    assert done.stderr == "adatape: tyro is not installed; `pip install 'adatape[cli]'` installs it\n"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_verb_without_its_extra_says_the_one_line_that_installs_it(
         cli.main(arguments.split())
     assert stop.value.code == 2
     assert capsys.readouterr().err == (
-        f"adatape: {library} is not installed; `pip install 'adatape[{extra}]'` brings it\n"
+        f"adatape: {library} is not installed; `pip install 'adatape[{extra}]'` installs it\n"
     )
 
 

@@ -222,7 +222,7 @@ def test_a_picture_that_would_start_another_program_is_not_read(monkeypatch: pyt
     content = io.BytesIO()
     Image.new("RGB", (4, 4)).save(content, "EPS")
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_: pytest.fail("it starts Ghostscript"))
-    with pytest.raises(BrokenImage, match="not an image that Pillow knows"):
+    with pytest.raises(BrokenImage, match="not an image that Pillow can identify"):
         decode(content.getvalue(), "x.png")
 
 
@@ -331,7 +331,7 @@ def test_a_killed_worker_is_one_line_and_the_run_goes_on_later(forks: Forks, tmp
     os.kill(worker, signal.SIGKILL)
     assert child.wait() == 2
     assert len(child.errors) == 1
-    how = rf"(data worker {worker} was killed by SIGKILL|a data worker has died); most often the machine .*"
+    how = rf"(data worker {worker} was killed by SIGKILL|a data worker has died); usually the machine .*"
     assert re.fullmatch(rf"adatape: {how}; `adatape train {out}` resumes from the newest checkpoint", child.errors[0])
     reached = newest_step(out)
     again = forks.start(["train", str(out), "--device", "cpu"])

@@ -204,7 +204,10 @@ def test_a_broken_image_keeps_its_number_and_shows_its_successor(tmp_path: Path)
         (4, 4, 4, 0),
         (5, 0, 0, 1),
     ]
-    assert samples[2].broken == (f"{url}/2.png: the file is empty", f"{url}/3.png: not an image that Pillow knows")
+    assert samples[2].broken == (
+        f"{url}/2.png: the file is empty",
+        f"{url}/3.png: not an image that Pillow can identify",
+    )
     endless = ShardStream([url], 0, 1, 0, window=1)
     unbroken = first(endless.samples(), 20)
     assert all(first(endless.samples(start), 3) == unbroken[start : start + 3] for start in range(15))
@@ -274,7 +277,7 @@ def test_a_file_that_is_no_tar_is_named_in_one_line(tmp_path: Path) -> None:
 def test_refused_modes_name_the_image(tmp_path: Path) -> None:
     url = tar(tmp_path / "x.tar", {"0.png": png(0, "L"), "0.cls": b"0"})
     assert next(streams.test_samples([url])).converted
-    with pytest.raises(ValueError, match=r"x.tar/0.png has mode L; modes is refuse"):
+    with pytest.raises(ValueError, match=r"x.tar/0.png has mode L; with modes=refuse"):
         next(streams.test_samples([url], modes="refuse"))
 
 

@@ -433,7 +433,7 @@ def test_an_image_starts_no_program(world: World, tmp_path: Path, monkeypatch: p
     )
     picture = tmp_path / "picture.png"
     Image.new("RGB", (8, 8)).save(picture, "EPS")
-    with pytest.raises(BrokenImage, match="not an image that Pillow knows"):
+    with pytest.raises(BrokenImage, match="not an image that Pillow can identify"):
         decode(picture.read_bytes(), "picture.png")
     assert not started
     assert world.listener.connections == 0

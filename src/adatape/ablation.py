@@ -140,8 +140,8 @@ class ActReader(TapeReader):
 
     def export_refusal(self) -> str:
         return (
-            "reader is act; the last token of its budget takes what ACT has left, so a shorter tape is not "
-            "the beginning of a longer one, and no graph with a free length can be exported"
+            "reader is act; the last token of a tape has ACT's remainder as its weight, so a shorter tape is not "
+            "a prefix of a longer one, and a graph with dynamic tape length cannot be exported"
         )
 
     def macs(self, bank_size: int, tape: int) -> int:

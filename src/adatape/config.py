@@ -62,7 +62,7 @@ class Reading(Record):
     query_width: Width = 64
     """leading coordinates of query and bank that are compared (h)"""
     update: Update = "average"
-    """next query: mean of query and token, or the token alone"""
+    """next query: the mean of query and token, or the token"""
     ponder: Ponder = "gini"
     """length loss: 1 - Σw², 1 - max w, or the halting sum"""
     ponder_at_halt: bool = True
@@ -319,7 +319,7 @@ class Experiment(Record):
     model: SequenceModel | ImageModel
     optimizer: Optimizer
     loss: Literal["softmax", "sigmoid"] = "softmax"
-    """cross-entropy over classes, or of each class by itself, summed"""
+    """softmax cross-entropy, or sigmoid cross-entropy summed over classes"""
     ponder_weight: NotNegative = 0.0
     """weight of the length loss (λ)"""
     seed: Seed = 0

@@ -247,7 +247,7 @@ def facts(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
     reader = model.tape_reader()
     if reader is not None:
         known["steps"] = reader.reading.steps
-        known["slots"] = f"0, 1, 2, … for as many tape tokens as may be read, from none to {known['steps']}"
+        known["slots"] = f"0, 1, …, n - 1 for at most n tape tokens, n from 0 to {known['steps']}"
         known |= {"threshold": reader.reading.threshold} if reader.halts else {}
     if settings.budget is not None:
         known["budget"] = to_dict(settings.budget)

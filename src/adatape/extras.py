@@ -26,4 +26,4 @@ def how_to_install(module: str | None) -> str | None:
     """A one-line install hint for a missing module; None where no extra contains it."""
     library = (module or "").partition(".")[0]
     extra = EXTRA_OF.get(library)
-    return extra and f"{library} is not installed; `pip install 'adatape[{extra}]'` brings it"
+    return extra and f"{library} is not installed; `pip install 'adatape[{extra}]'` installs it"

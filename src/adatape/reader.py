@@ -168,7 +168,7 @@ class TapeReader(nn.Module):
     def export_refusal(self) -> str | None:
         """Why a graph with dynamic tape length cannot be exported; None where it can."""
         if self.halts and self.reading.choose == "random":
-            return "choose is 'random'; an exported graph answers the same each time, so use 'highest'"
+            return "choose is 'random'; an exported graph is deterministic, so use 'highest'"
         return None
 
     def macs(self, bank_size: int, tape: int) -> int:

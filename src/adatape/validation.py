@@ -62,7 +62,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{path} holds {_shown(found)}; it must be an object")
+        raise ValueError(f"{path} contains {_shown(found)}; it must be a JSON object")
     return found
 
 

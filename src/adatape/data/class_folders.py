@@ -18,7 +18,7 @@ def class_folders(path: Path, train: bool, tests: tuple[str, str], exif_orientat
     test = next((path / name for name in tests if (path / name).is_dir()), None)
     wanted = path / "train" if train else test
     if not (path / "train").is_dir() or wanted is None:
-        raise FileNotFoundError(f"path {path} must hold train/CLASS/IMAGE and {' or '.join(tests)}/CLASS/IMAGE")
+        raise FileNotFoundError(f"path {path} must contain train/CLASS/IMAGE and {' or '.join(tests)}/CLASS/IMAGE")
     names = _class_names(path / "train")
     if test and (odd := sorted(set(names) ^ set(_class_names(test)))):
         raise ValueError(f"class {odd[0]} is in only one of {path / 'train'} and {test}, as are {len(odd)} in all")

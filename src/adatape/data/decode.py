@@ -27,7 +27,7 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 WIDE_MODES = ("I", "F")  # 16-bit and float values have no standard range to scale to 0..255
-REFUSAL = "{name} has mode {mode}; modes is refuse, which takes RGB alone"
+REFUSAL = "{name} has mode {mode}; with modes=refuse it must be RGB"
 
 
 class BrokenImage(ValueError):  # noqa: N818
@@ -107,7 +107,7 @@ def _reason(error: Exception, content: bytes) -> str:
     if not content:
         return "the file is empty"
     if isinstance(error, UnidentifiedImageError):
-        return "not an image that Pillow knows"
+        return "not an image that Pillow can identify"
     return one_line(error)
 
 

@@ -223,7 +223,7 @@ def _checked_pair(
 
 
 def _counted(labels: Int64[np.ndarray, "n"], path: Path) -> int:
-    """The number of classes, from labels alone, which must have no gap; they have one if they start at 1."""
+    """The number of classes, inferred from labels, which must have no gap; they have one if they start at 1."""
     missing = np.setdiff1d(np.arange(labels.max() + 1), labels)
     if len(missing):
         raise ValueError(

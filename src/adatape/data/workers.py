@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 END = object()
-ADVICE = "most often the machine has run out of memory, so lower engine.workers or free some"
+ADVICE = "usually the machine has run out of memory: lower engine.workers or free some memory"
 
 
 class WorkerDied(OSError):  # noqa: N818

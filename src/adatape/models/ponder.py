@@ -147,7 +147,7 @@ class PonderNet(Repeating):
 
     def export_refusal(self) -> str | None:
         if self.halting == "sample":
-            return "halting is 'sample'; an exported graph answers the same each time, so use 'expected'"
+            return "halting is 'sample'; an exported graph is deterministic, so use 'expected'"
         return None
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:

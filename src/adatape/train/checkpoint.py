@@ -305,12 +305,12 @@ def _check_fit(path: Path, saved: dict[str, Any], wanted: dict[str, Tensor]) -> 
     both = [(name, saved[name], tensor) for name, tensor in wanted.items() if name in saved]
     wrong = [
         *(
-            f"checkpoint has {name} of shape {tuple(there.size)}; the model wants {tuple(here.shape)}"
+            f"checkpoint has {name} of shape {tuple(there.size)}; the model has {tuple(here.shape)}"
             for name, there, here in both
             if there.size != here.shape
         ),
         *(
-            f"checkpoint has {name} of {there.properties.dtype}; the model wants {here.dtype}"
+            f"checkpoint has {name} of {there.properties.dtype}; the model has {here.dtype}"
             for name, there, here in both
             if there.properties.dtype != here.dtype
         ),

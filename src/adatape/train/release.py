@@ -20,14 +20,14 @@ from adatape.train.weights import FORMAT, stamp
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 NAMED = 3  # tensors named in an error message; further ones are counted
 FAMILIES = {
-    "adatape": "AdaTape (Xue et al., ICML 2023): a ViT that reads a tape of extra tokens, as many as an image asks for",
+    "adatape": "AdaTape (Xue et al., ICML 2023): a ViT with a tape of additional tokens, whose number adapts",
     "ut": "a Universal Transformer on images: one block, repeated until adaptive computation time (ACT) halts it",
-    "u2t": "U2T: a Universal Transformer without sharing, whose blocks run until adaptive computation time halts them",
+    "u2t": "U2T: a Universal Transformer without sharing, whose blocks run until ACT halts them",
     "uvit": "UViT: a shallow universal stage, one shared block halted by ACT, and a ViT of full depth",
-    "avit": "A-ViT (Yin et al., CVPR 2022): a ViT whose tokens halt one by one",
-    "ponder": "PonderNet (Banino et al., 2021) on images: one block, each of whose steps answers, and a learned halt",
-    "plainvit": "PlainViT (Beyer et al., 2022): a ViT without a class token, its positions sines and cosines",
-    "vit3ffn": "ViT-3FFN: a ViT with a feed-forward each for the class token and either half of the patches",
+    "avit": "A-ViT (Yin et al., CVPR 2022): a ViT whose tokens halt at different layers",
+    "ponder": "PonderNet (Banino et al., 2021) on images: one repeated block with learned halting",
+    "plainvit": "PlainViT (Beyer et al., 2022): a ViT without a class token, with fixed sincos positions",
+    "vit3ffn": "ViT-3FFN: a ViT with separate feed-forwards for the class token and each half of the patches",
 }
 TEMPLATE = """---
 license: {licence}
