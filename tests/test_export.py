@@ -221,7 +221,7 @@ def test_an_unknown_format_or_name_is_refused(to: Any, out: str | None, message:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"reader": "act"}, "reader is act; the last token of its budget takes"),
+        ({"reader": "act"}, "reader is act; the last token of a tape has"),
         ({"choose": "random"}, "choose is 'random'; an exported graph is deterministic"),
     ],
 )

@@ -353,7 +353,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(images_module.importlib, "import_module", absent)
     with pytest.raises(
-        ValueError, match=r"source digits needs scikit-learn: .* `pip install 'adatape\[train\]'` brings"
+        ValueError, match=r"source digits needs scikit-learn: .* `pip install 'adatape\[train\]'` installs"
     ):
         open_images(Images(), "train")
 
