@@ -25,15 +25,15 @@ from torch import Tensor, nn
 
 from adatape.config import Images
 from adatape.data.loaders import Labelled
+from adatape.evaluate.budget import apply_budget, look, scaled_budget
+from adatape.evaluate.difficulty import spearman
+from adatape.evaluate.reading import Reads, collect
+from adatape.evaluate.speed import seconds_per_call
 from adatape.graph import WARM_UP_CALLS, Tensors, captured
-from adatape.measure.budget import apply_budget, look, scaled_budget
-from adatape.measure.difficulty import spearman
-from adatape.measure.reading import Reads, collect
-from adatape.measure.speed import seconds_per_call
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
-from adatape.show.budget import test_batches
-from adatape.show.transfer import print_fewshot
+from adatape.report.budget import test_batches
+from adatape.report.transfer import print_fewshot
 from adatape.train.folder import load_run
 
 EIGHTHS = (0, 1, 2, 4, 6, 8)  # of the most tokens

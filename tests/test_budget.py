@@ -12,8 +12,7 @@ from torch import Tensor
 
 from adatape.config import Budget, Experiment, Reading, from_dict, to_dict
 from adatape.data.loaders import Labelled
-from adatape.layout import hide_beyond
-from adatape.measure.budget import (
+from adatape.evaluate.budget import (
     Point,
     Target,
     apply_budget,
@@ -25,8 +24,9 @@ from adatape.measure.budget import (
     target_of,
     trained_budget,
 )
+from adatape.layout import hide_beyond
 from adatape.reader import TapeReader
-from adatape.show.budget import _every_other, _held_out, print_budgets, print_search
+from adatape.report.budget import _every_other, _held_out, print_budgets, print_search
 from adatape.train.folder import WEIGHTS, check_same, load_run, prepare, with_budget
 from adatape.train.loop import Trainer
 from adatape.train.task import build_for
@@ -167,7 +167,7 @@ def test_timing_leaves_the_first_round_out_and_takes_turns(monkeypatch: pytest.M
         turns.append(model.reader.steps)
         return 1000.0 if len(turns) <= 2 else float(model.reader.steps)
 
-    monkeypatch.setattr("adatape.measure.budget._seconds", fake)
+    monkeypatch.setattr("adatape.evaluate.budget._seconds", fake)
     took = milliseconds_per_image(model, [scaled_budget(model, 1), scaled_budget(model, 3)], IMAGES, 2, seconds=0)
     assert took == [1000 * 1 / 6, 1000 * 3 / 6]
     assert turns[:6] == [3, 1, 1, 3, 3, 1]
@@ -219,8 +219,8 @@ def test_the_frontier_holds_only_what_no_cheaper_budget_equals() -> None:
 
 @pytest.mark.parametrize("family", ["adatape", "ponder", "parity adatape"])
 def test_budgets_are_tabulated_stored_and_drawn(family: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("adatape.measure.budget.FEWEST", 1)
-    monkeypatch.setattr("adatape.measure.budget.MOST", 2)
+    monkeypatch.setattr("adatape.evaluate.budget.FEWEST", 1)
+    monkeypatch.setattr("adatape.evaluate.budget.MOST", 2)
     run = untrained(tmp_path / "run", family)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -239,8 +239,8 @@ def test_budgets_are_tabulated_stored_and_drawn(family: str, tmp_path: Path, mon
 
 
 def test_a_found_budget_is_stored_applied_and_no_other_experiment(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("adatape.measure.budget.FEWEST", 1)
-    monkeypatch.setattr("adatape.measure.budget.MOST", 1)
+    monkeypatch.setattr("adatape.evaluate.budget.FEWEST", 1)
+    monkeypatch.setattr("adatape.evaluate.budget.MOST", 1)
     run = untrained(tmp_path / "run")
     experiment, whole = load_run(run)
     least = print_search(run, None, 1000.0, None, "cpu")

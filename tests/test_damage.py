@@ -14,7 +14,7 @@ import pytest
 from small_runs import LONG, fingerprint, tiny
 
 from adatape import cli
-from adatape.show.figures import print_figures
+from adatape.report.figures import print_figures
 from adatape.train.journal import DAMAGED, METRICS, Journal, read_metrics
 from adatape.train.run import run
 

@@ -21,7 +21,7 @@ from adatape.models import PonderNet
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.models.join import TapeJoin
-from adatape.show.export import print_export
+from adatape.report.export import print_export
 from adatape.train.folder import load_run, prepare
 from adatape.train.task import build_for
 from adatape.train.weights import write_weights

@@ -14,7 +14,7 @@ from small_runs import tiny
 
 from adatape.data.parity import Sequences, held_out_set
 from adatape.data.sets import evenly_apart
-from adatape.measure.reading import (
+from adatape.evaluate.reading import (
     Reads,
     collect,
     inputs_at,
@@ -23,10 +23,10 @@ from adatape.measure.reading import (
     taken_weights,
     telling_sequence,
 )
-from adatape.show.figures import budget_rows, print_figures
-from adatape.show.gallery import Grid, _outline, easiest_first, varied
-from adatape.show.pictures.budgets import _labels, draw_budgets
-from adatape.show.pictures.training import draw_training
+from adatape.report.figures import budget_rows, print_figures
+from adatape.report.gallery import Grid, _outline, easiest_first, varied
+from adatape.report.pictures.budgets import _labels, draw_budgets
+from adatape.report.pictures.training import draw_training
 from adatape.train.run import run
 from adatape.train.task import build_for
 

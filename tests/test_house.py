@@ -21,9 +21,9 @@ ORDER = [
     {"encoder"},
     {"models"},
     {"data"},
-    {"measure"},
+    {"evaluate"},
     {"train"},
-    {"show", "serve", "export"},
+    {"report", "serve", "export"},
     {"cli"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms} | {"recipes": 0.5, "": len(ORDER)}

@@ -21,7 +21,7 @@ from small_runs import LONG, contents, tiny
 
 from adatape import cli, config
 from adatape.config import Experiment, ImageModel, from_dict, to_dict
-from adatape.show.serve import Server
+from adatape.report.serve import Server
 from adatape.train.folder import load_config
 from adatape.train.half_made import absent_folders, removed_on_failure
 from adatape.train.loop import Trainer
@@ -347,7 +347,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(
     how: Callable[..., None], verb: str, runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("training.print_evaluation", "figures.print_figures", "report.print_report"):
-        monkeypatch.setattr(f"adatape.show.{name}", how)
+        monkeypatch.setattr(f"adatape.report.{name}", how)
     ended = carried_out([verb, str(runs[0])])
     assert (ended.code, ended.err) == (130, "adatape: stopped\n")
 

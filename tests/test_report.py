@@ -14,8 +14,8 @@ from small_runs import tiny
 from adatape.config import Experiment
 from adatape.recipes.imagenet import imagenet
 from adatape.recipes.parity import parity
-from adatape.show.beside import counted_beside, paper_accuracy, same_system, system_of
-from adatape.show.report import names, print_report
+from adatape.report.beside import counted_beside, paper_accuracy, same_system, system_of
+from adatape.report.report import names, print_report
 from adatape.train.folder import prepare
 
 RESULT = {

@@ -12,11 +12,11 @@ import torch
 
 from adatape import cli
 from adatape.config import Bench
-from adatape.measure import speed
-from adatape.measure.sides import How, Mode, build_side, feeder, input_shape, let_nothing_halt, loss_of
-from adatape.measure.speed import Side, compare, interleaved, ratios, repeats_within, rotated, spread
-from adatape.show.bench import groups_of, merged, print_bench, read_rows, reference_of, spec_of
-from adatape.show.pictures.speed import draw_speed
+from adatape.evaluate import speed
+from adatape.evaluate.sides import How, Mode, build_side, feeder, input_shape, let_nothing_halt, loss_of
+from adatape.evaluate.speed import Side, compare, interleaved, ratios, repeats_within, rotated, spread
+from adatape.report.bench import groups_of, merged, print_bench, read_rows, reference_of, spec_of
+from adatape.report.pictures.speed import draw_speed
 
 VIT = "vit_tiny_patch16_224:img_size=32,depth=1"
 TAPE = "adatape_tiny_patch16_224:img_size=32,depth=2,bank_patch=4"
@@ -273,7 +273,7 @@ def test_what_fails_is_a_row_with_its_error(
             raise torch.OutOfMemoryError("no room")
         return build_side(name, options, how)
 
-    monkeypatch.setattr("adatape.show.bench.build_side", built)
+    monkeypatch.setattr("adatape.report.bench.build_side", built)
     asked = Bench(VIT, (1,), ("train",), "cpu", rounds=1, seconds=0.001)
     tape, deit = print_bench((TAPE, "deit_tiny_patch16_224"), asked)["rows"]
     said = capsys.readouterr().out

@@ -70,7 +70,7 @@ def demo(out: Path = Path("runs/demo"), seed: Seed = 0, json: bool = False) -> N
         seed: seed of weights and data
         json: print one JSON object as the last line
     """
-    from adatape.show.demo import show_demo
+    from adatape.report.demo import show_demo
 
     _print_json(show_demo(out, seed), json)
 
@@ -95,7 +95,7 @@ def train(
         trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
         json: print one JSON object as the last line
     """
-    from adatape.show.training import train_with_progress
+    from adatape.report.training import train_with_progress
 
     _print_json(train_with_progress(what, out, device, set, resume, trust), json)
 
@@ -119,13 +119,13 @@ def evaluate(
         json: print one JSON object as the last line
     """
     if budgets is not None:
-        from adatape.show.budget import print_budgets
+        from adatape.report.budget import print_budgets
 
         if length is not None:
             raise ValueError(f"length is {length} and budgets {budgets}; give one of them")
         _print_json(print_budgets(run, _numbers("budgets", budgets, int), device, trust=trust), json)
         return
-    from adatape.show.training import print_evaluation
+    from adatape.report.training import print_evaluation
 
     _print_json(print_evaluation(run, length, device, trust), json)
 
@@ -150,7 +150,7 @@ def budget(
         trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
         json: print one JSON object as the last line
     """
-    from adatape.show.budget import print_search
+    from adatape.report.budget import print_search
 
     _print_json(print_search(run, latency, gflops, accuracy, device, trust), json)
 
@@ -171,7 +171,7 @@ def export(
         trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
         json: print one JSON object as the last line
     """
-    from adatape.show.export import print_export
+    from adatape.report.export import print_export
 
     _print_json(print_export(run, to, out, trust), json)
 
@@ -200,8 +200,8 @@ def serve(
         device: cpu, cuda, or auto
         trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
     """
-    from adatape.show.serve import read_token
-    from adatape.show.serve import serve as start
+    from adatape.report.serve import read_token
+    from adatape.report.serve import serve as start
 
     start(run, host, port, read_token(token_file), queue, batch, device, allow_host, trust)
 
@@ -222,7 +222,7 @@ def figures(
         trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
         json: print one JSON object as the last line
     """
-    from adatape.show.figures import print_figures
+    from adatape.report.figures import print_figures
 
     _print_json(print_figures(run, device, samples, trust), json)
 
@@ -237,7 +237,7 @@ def report(
         out: the page
         json: print one JSON object as the last line
     """
-    from adatape.show.report import print_report
+    from adatape.report.report import print_report
 
     _print_json(print_report(list(runs), out), json)
 
@@ -264,7 +264,7 @@ def fewshot(
         trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
         json: print one JSON object as the last line
     """
-    from adatape.show.transfer import print_fewshot
+    from adatape.report.transfer import print_fewshot
 
     whole = {"shots": _numbers("shots", shots, int), "seeds": _numbers("seeds", seeds, int)}
     _print_json(print_fewshot(run, on, **whole, l2=_numbers("l2", l2, float), device=device, trust=trust), json)
@@ -279,7 +279,7 @@ def release(run: tyro.conf.Positional[Path], to: Path, trust: bool = False, json
         trust: the run is your own: it may download, open URLs, read weights elsewhere and link out of its folder
         json: print one JSON object as the last line
     """
-    from adatape.show.transfer import print_release
+    from adatape.report.transfer import print_release
 
     _print_json(print_release(run, to, trust), json)
 
@@ -302,7 +302,7 @@ def cost(
         tape: tape tokens read; default all that the budget allows
         json: print one JSON object as the last line
     """
-    from adatape.show.catalogue import print_cost
+    from adatape.report.catalogue import print_cost
 
     _print_json(print_cost(model, classes, tape, bank=bank, tape_ffn=tape_ffn), json)
 
@@ -323,7 +323,7 @@ def bench(
         plot: PNG file, speed against FLOPs of all rows of the results
         json: print one JSON object as the last line
     """
-    from adatape.show.bench import print_bench
+    from adatape.report.bench import print_bench
 
     _print_json(print_bench(models, how, out, plot), json)
 
@@ -346,7 +346,7 @@ def sweep(
         trust: the file is your own: it may download, open URLs and read weights elsewhere
         json: print one JSON object as the last line
     """
-    from adatape.show.training import sweep_with_progress
+    from adatape.report.training import sweep_with_progress
 
     if not over:
         raise ValueError("over is empty; say what to sweep, as in --over seed=0,1,2")
@@ -361,7 +361,7 @@ def models(paper: bool = False, typical: bool = False, json: bool = False) -> No
         typical: also measure what fresh models spend on noise images (takes minutes)
         json: print one JSON object as the last line
     """
-    from adatape.show.catalogue import print_models
+    from adatape.report.catalogue import print_models
 
     _print_json(print_models(paper, typical), json)
 
@@ -372,7 +372,7 @@ def recipes(json: bool = False) -> None:
     Args:
         json: print one JSON object as the last line
     """
-    from adatape.show.recipes import print_recipes
+    from adatape.report.recipes import print_recipes
 
     _print_json(print_recipes(), json)
 

@@ -14,12 +14,12 @@ from rich.table import Table
 
 from adatape.config import Experiment, Parity
 from adatape.data.parity import held_out_set
-from adatape.measure.accuracy import Score
-from adatape.measure.reading import telling_sequence
+from adatape.evaluate.accuracy import Score
+from adatape.evaluate.reading import telling_sequence
 from adatape.recipes.parity import System, parity_small
-from adatape.show.figures import draw_demo
-from adatape.show.terminal import TABLE, progress_bar
-from adatape.show.training import describe
+from adatape.report.figures import draw_demo
+from adatape.report.terminal import TABLE, progress_bar
+from adatape.report.training import describe
 from adatape.train.folder import load_run, new_folder
 from adatape.train.loop import Trainer
 from adatape.train.run import conclude, plain

@@ -11,14 +11,14 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from adatape.measure.cost import NoCostFormula, cost, total
-from adatape.measure.paper import ROWS
-from adatape.measure.spent import typical_gflops
+from adatape.evaluate.cost import NoCostFormula, cost, total
+from adatape.evaluate.paper import ROWS
+from adatape.evaluate.spent import typical_gflops
 from adatape.models.adaptive import Adaptive
 from adatape.models.construct import construct
 from adatape.models.options import check_options
 from adatape.models.registry import default_cfgs
-from adatape.show.terminal import TABLE
+from adatape.report.terminal import TABLE
 
 
 def print_cost(name: str, classes: int, tape: int | None, **options: str | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.table import Table
 from adatape.config import Experiment
 from adatape.export import Format, arguments, example_for, export_run, open_export
 from adatape.models.adaptive import Adaptive
-from adatape.show.terminal import TABLE
+from adatape.report.terminal import TABLE
 from adatape.train.folder import load_run
 
 BATCHES = (1, 2, 4, 5, 8)

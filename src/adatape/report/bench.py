@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from adatape.config import Bench
-from adatape.measure.cost import NoCostFormula, cost, total
-from adatape.measure.sides import How, Mode, build_side, clear
-from adatape.measure.speed import Outcome, compare, ratios, spread
-from adatape.show.catalogue import create
-from adatape.show.terminal import TABLE, pick_device, progress_bar
+from adatape.evaluate.cost import NoCostFormula, cost, total
+from adatape.evaluate.sides import How, Mode, build_side, clear
+from adatape.evaluate.speed import Outcome, compare, ratios, spread
+from adatape.report.catalogue import create
+from adatape.report.terminal import TABLE, pick_device, progress_bar
 from adatape.train.folder import environment, write
 from adatape.train.sweep import value_of
 from adatape.validation import check
@@ -84,7 +84,7 @@ def print_bench(
 
 
 def _draw(path: Path, rows: Sequence[Row]) -> Path | None:
-    from adatape.show.pictures.speed import draw_speed  # a machine that measures may lack matplotlib
+    from adatape.report.pictures.speed import draw_speed  # a machine that measures may lack matplotlib
 
     return draw_speed(path, rows)
 

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from adatape.measure.reading import Reads
-from adatape.show.pictures.style import ALERT, FAINT, INK, picture
+from adatape.evaluate.reading import Reads
+from adatape.report.pictures.style import ALERT, FAINT, INK, picture
 
 COLUMNS, ROWS = 4, 3
 NUMBERED = 16  # patches along a side above which only the heaviest of a step has its number

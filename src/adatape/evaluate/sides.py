@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from adatape.data.augment import vary
 from adatape.data.batch import Batch
 from adatape.data.loaders import scaled
+from adatape.evaluate.speed import Call, Side
 from adatape.graph import WARM_UP_CALLS, Tensors, captured, room_to_compile
 from adatape.keyed import keys_of
 from adatape.losses import class_loss
-from adatape.measure.speed import Call, Side
 from adatape.models.adaptive import Adaptive
 from adatape.recipes.imagenet import INCEPTION
 from adatape.records import Output

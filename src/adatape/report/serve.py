@@ -20,11 +20,11 @@ from fastapi import FastAPI
 from rich.console import Console
 from rich.table import Table
 
+from adatape.report.terminal import TABLE, pick_device
 from adatape.serve.app import create_app
 from adatape.serve.connections import IDLE, MOST, Connection, Connections
 from adatape.serve.served import load_served
 from adatape.serve.service import Limits, Service
-from adatape.show.terminal import TABLE, pick_device
 
 GRACE = 30  # seconds to answer what was accepted
 BACKLOG = 2048  # connections that wait in the kernel

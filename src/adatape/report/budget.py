@@ -17,7 +17,7 @@ from adatape.config import Budget, Experiment, to_dict
 from adatape.data.batch import Part
 from adatape.data.loaders import Labelled
 from adatape.data.sets import open_set
-from adatape.measure.budget import (
+from adatape.evaluate.budget import (
     COSTS,
     Point,
     Rows,
@@ -36,8 +36,8 @@ from adatape.measure.budget import (
     trained_budget,
 )
 from adatape.models.adaptive import Adaptive
-from adatape.show.pictures.elastic import draw_elastic, examples_of
-from adatape.show.terminal import TABLE, pick_device
+from adatape.report.pictures.elastic import draw_elastic, examples_of
+from adatape.report.terminal import TABLE, pick_device
 from adatape.train.evaluate import test_batches
 from adatape.train.folder import environment, load_config, load_run, with_budget, write
 from adatape.train.lock import writing

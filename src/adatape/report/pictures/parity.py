@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Arc, Circle, Rectangle
 
-from adatape.show.pictures.style import ALERT, GREEN, INK, PURPLE, tidy
+from adatape.report.pictures.style import ALERT, GREEN, INK, PURPLE, tidy
 
 TEXT = {-1: "white", 0: INK, 1: INK}
 COLOURS = {-1: "#4C78A8", 0: "#B8B8B8", 1: "#F2A93B"}

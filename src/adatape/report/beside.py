@@ -9,8 +9,8 @@ import timm
 import torch
 
 from adatape.config import Experiment, ImageModel, Images, Parity, SequenceModel
-from adatape.measure.cost import cost, total
-from adatape.measure.paper import ROWS, Row
+from adatape.evaluate.cost import cost, total
+from adatape.evaluate.paper import ROWS, Row
 
 # The paper's table of ImageNet-1K from scratch, top-1 in per cent.
 IMAGENET = {

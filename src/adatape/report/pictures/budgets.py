@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from adatape.show.pictures.style import GREEN, INK, picture, tidy
+from adatape.report.pictures.style import GREEN, INK, picture, tidy
 
 COSTS = {
     "gflops_mean": "GFLOPs, mean",

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from adatape.show.pictures.style import FAINT, GREEN, name_line, picture, tidy
+from adatape.report.pictures.style import FAINT, GREEN, name_line, picture, tidy
 
 Lines = Sequence[dict[str, Any]]
 MOST = 1e38  # about what float32 holds; nothing larger was a figure of a run, and axes cannot be drawn for it

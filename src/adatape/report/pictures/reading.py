@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from adatape.show.pictures.style import ALERT, FAINT, GREEN, HEAT, INK, WIDTH, picture, tidy
+from adatape.report.pictures.style import ALERT, FAINT, GREEN, HEAT, INK, WIDTH, picture, tidy
 
 MOST_STEPS, MOST_CLASSES, MOST_MARKED, MOST_WRITTEN = 6, 16, 200, 12
 FEW_DECADES = 300  # up to this ratio an axis has room for 2 and 5 between powers of ten

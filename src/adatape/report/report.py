@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from adatape.config import Experiment, to_dict
-from adatape.show.beside import counted_beside, paper_accuracy, same_system, shape_of, system_of
-from adatape.show.page import GENERATOR, as_json, details, figures, table, whole_page
-from adatape.show.terminal import TABLE
+from adatape.report.beside import counted_beside, paper_accuracy, same_system, shape_of, system_of
+from adatape.report.page import GENERATOR, as_json, details, figures, table, whole_page
+from adatape.report.terminal import TABLE
 from adatape.train.files import whole
 from adatape.train.folder import RESULT, load_config, load_result, missing_weights
 from adatape.train.trust import check_links

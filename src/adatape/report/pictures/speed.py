@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from adatape.show.pictures.style import ALERT, BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, picture, tidy
+from adatape.report.pictures.style import ALERT, BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, picture, tidy
 
 Row = dict[str, Any]
 COLOURS = (GREEN, PURPLE, ORANGE, BLUE, ALERT, INK, FAINT, "#17a2b8", "#e377c2", "#8c6d1f", "#a3c14a")

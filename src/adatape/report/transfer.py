@@ -16,9 +16,9 @@ from adatape.config import ImageModel, Images, Source
 from adatape.data.augment import SHORT_SIDE
 from adatape.data.batch import Part
 from adatape.data.sets import LabelledSet, open_set
-from adatape.measure.fewshot import features_of, few_shot, summary
+from adatape.evaluate.fewshot import features_of, few_shot, summary
 from adatape.models.adaptive import Adaptive
-from adatape.show.terminal import TABLE, pick_device
+from adatape.report.terminal import TABLE, pick_device
 from adatape.train.folder import load_result, load_run
 from adatape.train.identity import identity
 from adatape.train.release import release

@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from adatape.data.loaders import Labelled
-from adatape.measure.budget import Point, Rows
-from adatape.show.pictures.style import ALERT, BLUE, GREEN, INK, ORANGE, picture, tidy
+from adatape.evaluate.budget import Point, Rows
+from adatape.report.pictures.style import ALERT, BLUE, GREEN, INK, ORANGE, picture, tidy
 
 SHOWN = 6  # easy examples, and hard ones
 SYMBOLS = ListedColormap([BLUE, "#B8B8B8", ORANGE])

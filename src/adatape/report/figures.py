@@ -16,16 +16,16 @@ from adatape.banks import InputBank, LearnedBank
 from adatape.config import Experiment, ImageModel, Parity
 from adatape.data.parity import Sequences, held_out_set
 from adatape.data.sets import LabelledSet, open_set
-from adatape.measure.accuracy import Score
-from adatape.measure.reading import Reads, collect, inputs_at, spread_batches, taken_counts, telling_sequence
+from adatape.evaluate.accuracy import Score
+from adatape.evaluate.reading import Reads, collect, inputs_at, spread_batches, taken_counts, telling_sequence
 from adatape.models.adaptive import Adaptive
-from adatape.show.gallery import COLUMNS, ROWS, Grid, draw_gallery, easiest_first, varied
-from adatape.show.pictures.budgets import draw_budgets
-from adatape.show.pictures.parity import LONGEST, Points, draw_curves, draw_lengths, draw_reading
-from adatape.show.pictures.reading import draw_heatmap, draw_lengths_by_answer, draw_lengths_by_class, draw_long_tail
-from adatape.show.pictures.style import save
-from adatape.show.pictures.training import draw_training, known
-from adatape.show.terminal import TABLE, pick_device
+from adatape.report.gallery import COLUMNS, ROWS, Grid, draw_gallery, easiest_first, varied
+from adatape.report.pictures.budgets import draw_budgets
+from adatape.report.pictures.parity import LONGEST, Points, draw_curves, draw_lengths, draw_reading
+from adatape.report.pictures.reading import draw_heatmap, draw_lengths_by_answer, draw_lengths_by_class, draw_long_tail
+from adatape.report.pictures.style import save
+from adatape.report.pictures.training import draw_training, known
+from adatape.report.terminal import TABLE, pick_device
 from adatape.train.folder import load_run
 from adatape.train.journal import METRICS, read_metrics
 from adatape.train.lock import writing

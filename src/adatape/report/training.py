@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from adatape.config import Experiment, Parity
-from adatape.measure.accuracy import Score
-from adatape.measure.cost import cost, total
-from adatape.show.terminal import TABLE, free_folder, pick_device, progress_bar
+from adatape.evaluate.accuracy import Score
+from adatape.evaluate.cost import cost, total
+from adatape.report.terminal import TABLE, free_folder, pick_device, progress_bar
 from adatape.train.evaluate import score_run
 from adatape.train.folder import load_config, load_run
 from adatape.train.run import Moment, Watch, plain, run

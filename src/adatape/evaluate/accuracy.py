@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adatape.measure.cost import input_tokens
+from adatape.evaluate.cost import input_tokens
 from adatape.models.adaptive import Adaptive
 from adatape.records import Output
 
