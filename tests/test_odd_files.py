@@ -33,9 +33,9 @@ from adatape.data.shards import open_shards
 from adatape.data.streams import ShardStream
 from adatape.data.workers import WorkerDied
 from adatape.recipes import RECIPES
-from adatape.report.transfer import data_named
 from adatape.serve.pictures import picture
 from adatape.serve.served import PACKAGED, load_served
+from adatape.train.fewshot import data_named
 from adatape.train.folder import load_config
 from adatape.train.run import run
 

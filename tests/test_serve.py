@@ -28,13 +28,14 @@ from PIL import Image
 from small_runs import QUIET, tiny
 
 from adatape.config import to_dict
-from adatape.report.serve import Server, serve
+from adatape.report.serve import serve
 from adatape.serve.app import create_app
 from adatape.serve.batcher import Batcher, Draining, Full, Waiting
 from adatape.serve.budgets import Setting, setting_of, within_latency
 from adatape.serve.engine import scaled
 from adatape.serve.pictures import picture
 from adatape.serve.served import Served, load_served
+from adatape.serve.server import Server
 from adatape.serve.service import Limits
 from adatape.train.folder import WEIGHTS, write
 from adatape.train.task import build_for

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
 
 from adatape.banks import InputBank, LearnedBank
-from adatape.config import Experiment, ImageModel, Parity
+from adatape.config import Experiment, ImageModel
 from adatape.data.parity import Sequences, held_out_set
 from adatape.data.sets import LabelledSet, open_set
 from adatape.evaluate.accuracy import Score
+from adatape.evaluate.device import pick_device
+from adatape.evaluate.progress import SILENT, Progress, told
 from adatape.evaluate.reading import Reads, collect, inputs_at, spread_batches, taken_counts, telling_sequence
+from adatape.evaluate.result import Result
 from adatape.models.adaptive import Adaptive
 from adatape.report.gallery import COLUMNS, ROWS, Grid, draw_gallery, easiest_first, varied
 from adatape.report.pictures.budgets import draw_budgets
@@ -25,7 +27,6 @@ from adatape.report.pictures.parity import LONGEST, Points, draw_curves, draw_le
 from adatape.report.pictures.reading import draw_heatmap, draw_lengths_by_answer, draw_lengths_by_class, draw_long_tail
 from adatape.report.pictures.style import save
 from adatape.report.pictures.training import draw_training, known
-from adatape.report.terminal import TABLE, pick_device
 from adatape.train.folder import load_run
 from adatape.train.journal import METRICS, read_metrics
 from adatape.train.lock import writing
@@ -58,7 +59,21 @@ class Finished(NamedTuple):
         return self.reads.taken.shape[1] > 0
 
 
-def print_figures(folder: Path, device: str, samples: int = 2000, trust: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True)
+class FiguresResult(Result):
+    run: Path
+    out: Path
+    figures: dict[str, Path]
+    samples: int
+    """test samples that they show"""
+    metrics: Path
+    damaged_lines: int
+    """of the metrics, left out"""
+
+
+def write_figures(
+    folder: Path, device: str = "auto", samples: int = 2000, trust: bool = False, progress: Progress = SILENT
+) -> FiguresResult:
     """Draws all that applies to a run into its figures/ folder."""
     experiment, model = load_run(folder, trust=trust)
     place = torch.device(pick_device(device))
@@ -66,18 +81,10 @@ def print_figures(folder: Path, device: str, samples: int = 2000, trust: bool = 
     metrics = read_metrics(folder / METRICS)
     test = open_set(experiment.data, "test")
     done = Finished(folder, experiment, test, model, place, samples, reads, metrics.lines)
-    table = Table("figure", "what it shows", title=str(folder), **TABLE)
-    drawn: dict[str, str] = {}
     with writing(folder):
-        for what, draw in DRAWN.items():
-            for path in draw(done):
-                drawn[path.stem] = str(path)
-                table.add_row(str(path.relative_to(folder)), what)
-    Console().print(table)
-    if metrics.damaged:
-        left_out = f"{folder / METRICS} has damaged lines, left out here: {len(metrics.damaged)}"
-        Console().print(left_out, highlight=False, markup=False, soft_wrap=True)
-    return {"out": str(done.out), "figures": drawn, "samples": len(reads.label)}
+        paths = [path for draw in told(DRAWN, "figures", len(DRAWN), progress) for path in draw(done)]
+    drawn = {path.stem: path for path in paths}
+    return FiguresResult(folder, done.out, drawn, len(reads.label), folder / METRICS, len(metrics.damaged))
 
 
 def _those(path: Path | None) -> list[Path]:
@@ -90,12 +97,12 @@ def _training(run: Finished) -> list[Path]:
 
 
 def _parity(run: Finished) -> list[Path]:
-    data, reading = run.experiment.data, getattr(getattr(run.model, "reader", None), "reading", None)
-    if not isinstance(data, Parity) or reading is None or reading.merged != 2 or data.length > LONGEST:
+    length, reading = run.experiment.data.sequence_length, getattr(getattr(run.model, "reader", None), "reading", None)
+    if length is None or length > LONGEST or reading is None or reading.merged != 2:
         return []
     lines = [line for line in run.lines if line.get("kind", "validation") == "validation"]
     curve = [(line["step"], line["accuracy"]) for line in lines if known(line, "accuracy")]
-    told = telling_sequence(run.model, Sequences(*(each.to(run.device) for each in held_out_set(data.length, TELLING))))
+    told = telling_sequence(run.model, Sequences(*(each.to(run.device) for each in held_out_set(length, TELLING))))
     lengths = torch.bincount(run.reads.length).tolist()
     return [_draw_parity(run.out / "parity.png", {"adatape": curve}, lengths, *told)]
 
@@ -168,16 +175,16 @@ def _quality(run: Finished) -> list[Path]:
     return _those(draw_budgets(run.out / "quality.png", budget_rows(run.out / BUDGETS)))
 
 
-DRAWN: dict[str, Callable[[Finished], list[Path]]] = {
-    "loss, accuracy and tape length by step": _training,
-    "parity: accuracy, tape lengths, one sequence with its pairs": _parity,
-    "how often each patch of the image is read": _heatmap,
-    "selections of each bank token, most selected first": _long_tail,
-    "tape lengths of all samples, of right and of wrong answers": _lengths,
-    "tape lengths by class": _lengths_by_class,
-    "easy and hard samples, and mistakes": _galleries,
-    "accuracy against cost at several budgets": _quality,
-}
+DRAWN: tuple[Callable[[Finished], list[Path]], ...] = (
+    _training,
+    _parity,
+    _heatmap,
+    _long_tail,
+    _lengths,
+    _lengths_by_class,
+    _galleries,
+    _quality,
+)
 
 
 def budget_rows(path: Path) -> list[dict[str, Any]]:

@@ -1,41 +1,61 @@
-"""What every verb prints with: a table style, a progress bar, and the device it runs on."""
+"""What the command line shows: tables, and bars while something runs long."""
 
 from __future__ import annotations
 
-import itertools
+import os
 import sys
-from pathlib import Path
-from typing import Any
+from types import TracebackType
 
-import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
-DEVICES = "it must be auto, cpu, or cuda with or without a number"
-TABLE: dict[str, Any] = {"box": None, "header_style": "bold"}
+from adatape.evaluate.progress import Progress
+from adatape.report.table import Table, one_line
 
-
-def pick_device(asked: str) -> str:
-    if asked == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(asked)
-    except RuntimeError as error:
-        raise ValueError(f"device is {asked!r}; {DEVICES}") from error
-    if asked != "cpu" and device.type != "cuda":
-        raise ValueError(f"device is {asked!r}; {DEVICES}")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {asked!r}; torch finds no CUDA GPU here, so use cpu")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device is {asked!r}; the last of this machine is cuda:{torch.cuda.device_count() - 1}")
-    return asked
+WIDTH = 200  # of a table in a file or a pipe, at most
 
 
-def progress_bar(disable: bool = False) -> Progress:
-    """Live on a terminal, silent in a file or a pipe."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    note = TextColumn("{task.fields[note]}")
-    return Progress(*columns, note, disable=disable or not sys.stdout.isatty())
+class TerminalProgress(Progress):
+    """Bars and messages; in a file or a pipe messages only, and of several processes the first one's."""
+
+    def __init__(self) -> None:
+        described, note = (TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[note]}"))
+        columns = (described, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), note)
+        self.bars = Bars(*columns, disable=not (_is_first() and sys.stdout.isatty()))
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> TerminalProgress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        self.bars.stop()
+
+    def update(self, task: str, done: int, total: int, note: str = "") -> None:
+        if task not in self.tasks:
+            self.bars.start()
+            self.tasks[task] = self.bars.add_task(task, total=total, note="")
+        self.bars.update(self.tasks[task], completed=done, note=note)
+
+    def message(self, text: str) -> None:
+        if _is_first():
+            _print_line(Console() if self.bars.disable else self.bars.console, text)
 
 
-def free_folder(recipe: str) -> Path:
-    return next(path for n in itertools.count(1) if not (path := Path("runs") / f"{recipe}-{n}").exists())
+def print_table(table: Table) -> None:
+    if not _is_first():
+        return
+    console = Console()
+    console = console if console.is_terminal else Console(width=WIDTH)
+    if table.rows:
+        console.print(table.to_terminal())
+    for note in table.notes:
+        _print_line(console, note)
+
+
+def _print_line(console: Console, text: str) -> None:
+    console.print(one_line(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"

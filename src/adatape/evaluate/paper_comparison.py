@@ -1,4 +1,4 @@
-"""What the paper says of systems like ours, where it says anything."""
+"""The paper's figures for systems like ours, where it has any."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import timm
 import torch
 
-from adatape.config import Experiment, ImageModel, Images, Parity, SequenceModel
+from adatape.config import Experiment, ImageModel
 from adatape.evaluate.cost import cost, total
 from adatape.evaluate.paper import ROWS, Row
 
@@ -36,7 +36,7 @@ SHAPE = {"embed_dim", "depth", "num_heads", "patch_size"}
 SIZE = 224
 
 
-class Beside(NamedTuple):
+class PaperCost(NamedTuple):
     """A system of the paper and the same model here."""
 
     label: str
@@ -50,7 +50,7 @@ class Beside(NamedTuple):
 def same_system(experiment: Experiment) -> Row | None:
     """The paper's row for a run whose model is that row's, at its size of image."""
     model, data = experiment.model, experiment.data
-    if not isinstance(model, ImageModel) or not isinstance(data, Images) or data.size != SIZE or model.wrap:
+    if not isinstance(model, ImageModel) or data.image_size != SIZE or model.wrap:
         return None
     if SHAPE & set(model.options) - ({"patch_size"} if _keeps_patch(model) else set()):
         return None
@@ -64,18 +64,17 @@ def same_system(experiment: Experiment) -> Row | None:
 
 def paper_accuracy(experiment: Experiment) -> str:
     """The paper's figure for a run's accuracy, in words where it prints none; empty where it has nothing like it."""
-    if isinstance(experiment.data, Parity) and isinstance(experiment.model, SequenceModel):
+    if experiment.data.source == "parity":
         return PARITY.get(system_of(experiment), "")
-    row = same_system(experiment)
-    trained_on_imagenet = isinstance(experiment.data, Images) and experiment.data.source == "imagenet"
-    return f"{IMAGENET[row.label]:.1f} %" if row and trained_on_imagenet and row.label in IMAGENET else ""
+    row = same_system(experiment) if experiment.data.source == "imagenet" else None
+    return f"{IMAGENET[row.label]:.1f} %" if row and row.label in IMAGENET else ""
 
 
-def counted_beside(experiments: list[Experiment]) -> list[Beside]:
+def paper_costs(experiments: list[Experiment]) -> list[PaperCost]:
     """The paper's counts and ours for every system of the families among these runs."""
     models = [each.model.name for each in experiments if isinstance(each.model, ImageModel)]
     families = {name.split("_")[0] for name in models}
-    return [_counted(row.label) for row in ROWS if row.model.split("_")[0] in families]
+    return [_paper_cost(row.label) for row in ROWS if row.model.split("_")[0] in families]
 
 
 def system_of(experiment: Experiment) -> str:
@@ -98,8 +97,7 @@ def shape_of(experiment: Experiment) -> str:
     if isinstance(model, ImageModel):
         given = ", ".join(f"{name}={value}" for name, value in {**model.options, **(model.wrap or {})}.items())
         return f"{model.name}({given})"
-    length = experiment.data.length if isinstance(experiment.data, Parity) else 0
-    return f"width {model.width}, depth {model.depth}, N = {length}"
+    return f"width {model.width}, depth {model.depth}, N = {experiment.data.sequence_length or 0}"
 
 
 def _keeps_patch(model: ImageModel) -> bool:
@@ -107,8 +105,8 @@ def _keeps_patch(model: ImageModel) -> bool:
 
 
 @functools.cache  # building the models takes seconds
-def _counted(label: str) -> Beside:
+def _paper_cost(label: str) -> PaperCost:
     row = next(row for row in ROWS if row.label == label)
     with torch.device("meta"):
         whole = total(cost(timm.create_model(row.model, **row.options)))
-    return Beside(row.label, whole.parameters / 1e6, row.parameters, whole.macs / 1e9, row.gflops, row.note)
+    return PaperCost(row.label, whole.parameters / 1e6, row.parameters, whole.macs / 1e9, row.gflops, row.note)
