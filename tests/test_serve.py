@@ -733,7 +733,7 @@ def test_an_answer_is_sent_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_command_listens_asks_for_its_token_and_ends_on_sigterm(folder: Path) -> None:
     code = "import sys; from pathlib import Path; from adatape.report.serve import serve;"
-    code += "print(serve(Path(sys.argv[1]), '0.0.0.0', 0, 's3cret', device='cpu'))"
+    code += "print(serve(Path(sys.argv[1]), '0.0.0.0', 0, 's3cret', device='cpu').as_dict())"
     command = [sys.executable, "-u", "-c", code, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=QUIET) as process:
         try:

@@ -162,7 +162,7 @@ class Parity(Record):
     """Is the number of ones among symbols -1, 0, 1 odd?"""
 
     source: ClassVar[str] = "parity"
-    image_size: ClassVar[int | None] = None
+    image_size: ClassVar[None] = None
     exif_orientation: ClassVar[bool] = False
     length: Width = 32
     """symbols per sequence (N)"""
@@ -214,7 +214,7 @@ class Images(Record):
 
     may_fetch: ClassVar[bool] = True
     """whether it may be downloaded or lie at a URL"""
-    sequence_length: ClassVar[int | None] = None
+    sequence_length: ClassVar[None] = None
     source: Source = "digits"
     path: str | None = None
     """the folder, or the shards as path or URL with {000..123} for numbers; digits needs none"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ COLUMNS = {
     "steps": Figure("steps", 1, ",.0f"),
     "samples_per_second": Figure("samples/s", 1, ",.0f"),
 }
+HEADS = {name: column.head for name, column in COLUMNS.items()}
 ROUNDING = 1e-9  # of the mean: seeds whose figures differ by less have the same
 NOTE = (
     "Accuracy and loss are on the test set. One multiply-add counts as 1 in GFLOPs: first what the budget allows, then "
@@ -106,21 +107,18 @@ def names(experiments: Sequence[Experiment]) -> list[str]:
     ]
 
 
-def results_table(
-    rows: Sequence[Row], columns: Sequence[str] = tuple(COLUMNS), notes: Sequence[str] = (NOTE,)
-) -> Table:
-    head = ["recipe", "system", *(COLUMNS[name].head for name in columns), "tape", "seeds"]
+def results_table(rows: Sequence[Row], heads: Mapping[str, str] = HEADS, notes: Sequence[str] = (NOTE,)) -> Table:
     cells = [
         [
             row["recipe"],
             row["name"],
-            *(written(row, name) for name in columns),
+            *(written(row, name) for name in heads),
             f"{row['length_mean']:.2f} ± {row['length_var'] ** 0.5:.2f}" if row["length_mean"] else "–",
             ", ".join(map(str, row["seeds"])),
         ]
         for row in rows
     ]
-    return Table(head, cells, notes=notes, words=(0, 1))
+    return Table(["recipe", "system", *heads.values(), "tape", "seeds"], cells, notes=notes, words=(0, 1))
 
 
 def paper_accuracy_table(groups: Sequence[Sequence[Run]], rows: Sequence[Row]) -> Table:

@@ -247,7 +247,8 @@ def report_table(found: ReportResult) -> Table:
 
     passed_over = [f"passed over {folder}: {reason}" for folder, reason in found.skipped.items()]
     notes = [*found.missing_weights, *passed_over, f"report: {found.out}"]
-    return results_table(found.rows, ("accuracy", "parameters", "gflops_mean"), notes)
+    heads = {"accuracy": "accuracy %", "parameters": "M parameters", "gflops_mean": "GFLOPs mean"}
+    return results_table(found.rows, heads, notes)
 
 
 def started_table(found: Started) -> Table:

@@ -45,10 +45,11 @@ class TerminalProgress(Progress):
 def print_table(table: Table) -> None:
     if not _is_first():
         return
-    console = Console()
-    console = console if console.is_terminal else Console(width=WIDTH)
+    console, shown = Console(), table.to_terminal()
+    if not console.is_terminal:  # no line of figures is cut in a file or a pipe
+        console = Console(width=max(console.width, Console(width=WIDTH).measure(shown).minimum))
     if table.rows:
-        console.print(table.to_terminal())
+        console.print(shown)
     for note in table.notes:
         _print_line(console, note)
 

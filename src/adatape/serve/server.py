@@ -18,6 +18,8 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from adatape.evaluate.device import pick_device
+from adatape.evaluate.result import Result
 from adatape.serve.app import create_app
 from adatape.serve.connections import IDLE, MOST, Connection, Connections
 from adatape.serve.served import load_served
