@@ -154,6 +154,21 @@ def test_progress_is_told_step_by_step(tmp_path: Path) -> None:
     assert "validation accuracy" in heard.lines[-1]
 
 
+@pytest.mark.usefixtures("capsys")
+def test_the_documented_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    [block] = re.findall(r"```python\n(.*?)```", (SOURCE.parents[1] / "docs" / "training.md").read_text(), re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(compile(block, "training.md", "exec"), scope)
+    assert f"{scope['found'].score.accuracy:.2%}" in scope["evaluated_table"](scope["found"])._repr_html_()
+
+
+def test_every_function_that_the_documents_name_is_there() -> None:
+    text = (SOURCE.parents[1] / "docs" / "training.md").read_text()
+    for where, _, _ in CALLS.values():
+        assert where.rpartition(".")[2] in text
+
+
 def test_of_several_processes_only_the_first_speaks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

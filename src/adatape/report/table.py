@@ -43,6 +43,10 @@ class Table:
             table.add_row(*(Text(one_line(cell)) for cell in row))
         return table
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return str(self.to_html())
+
     def to_markdown(self) -> str:
         lines = [self.columns, ["---" if n in self.words else "--:" for n in range(len(self.columns))], *self.rows]
         cells = [[cell if n == 1 else _markdown(cell) for cell in line] for n, line in enumerate(lines)]
