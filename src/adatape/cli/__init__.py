@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from adatape.cli.models import bench, cost, models, recipes
-from adatape.cli.parsing import RefusedError, parsed
+from adatape.cli.parsing import parsed
 from adatape.cli.runs import budget, demo, evaluate, export, fewshot, figures, release, report, serve, sweep, train
 from adatape.extras import how_to_install
 
@@ -39,8 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1) from error
     except KeyboardInterrupt as error:
         _end("stopped", 130, error)
-    except RefusedError as error:
-        _end(str(error), 2, error)
     except (ValueError, OSError) as error:
         _end(" ".join(str(error).split()), 2, error)
     except Exception as error:

@@ -16,10 +16,6 @@ from adatape.config import Experiment
 from adatape.recipes import RECIPES
 
 
-class RefusedError(Exception):
-    """What was typed is no command."""
-
-
 @dataclass(frozen=True)
 class Replay:
     """Run the experiment of a config.json again, into a new folder."""
@@ -65,7 +61,7 @@ def parsed(verbs: Mapping[str, Callable[..., None]], given: list[str]) -> Callab
             )
     except SystemExit as stop:
         if stop.code:
-            raise RefusedError(_refusal(said.getvalue())) from stop
+            raise ValueError(_refusal(said.getvalue())) from stop
         raise
     return chosen
 

@@ -14,8 +14,6 @@ from adatape.evaluate.progress import SILENT, Progress
 from adatape.evaluate.result import Result
 from adatape.train.folder import environment, write
 
-DEFAULT = Bench()
-
 
 @dataclass(frozen=True)
 class BenchResult(Result):
@@ -28,8 +26,8 @@ class BenchResult(Result):
 
 
 def write_bench(
-    models: Sequence[str] = (),
-    asked: Bench = DEFAULT,
+    models: Sequence[str],
+    asked: Bench,
     out: Path | None = None,
     plot: Path | None = None,
     progress: Progress = SILENT,

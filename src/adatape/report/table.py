@@ -33,7 +33,9 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = RichTable(title=Text(one_line(self.title)) if self.title else None, box=None, header_style="bold")
+        table = RichTable(
+            title=Text(one_line(self.title), "table.title") if self.title else None, box=None, header_style="bold"
+        )
         for n, name in enumerate(self.columns):
             left = n in self.words
             table.add_column(
