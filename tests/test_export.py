@@ -244,10 +244,11 @@ def test_a_model_that_draws_its_answer_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_the_command_says_how_far_the_file_is_from_the_model(made: Any, tmp_path: Path) -> None:
+def test_the_command_says_how_far_the_file_is_from_the_model(made: Any, tmp_path: Path, capsys: Any) -> None:
     made_now = write_export(made("parity", "onnx").folder, "torch", tmp_path / "new" / "m.pt2")
     found = json.loads(made_now.to_json())
     assert found["bytes"] == Path(found["out"]).stat().st_size
     assert [each["length"] for each in found["checks"]] == [0, 1, 2, 2, 3]
     assert found["largest_difference"] <= 1e-5
     assert "m.pt2" in export_table(made_now).notes[-1]
+    assert capsys.readouterr() == ("", "")

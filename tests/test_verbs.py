@@ -21,7 +21,9 @@ from adatape import cli
 from adatape.config import Bench
 from adatape.evaluate.progress import Progress
 from adatape.evaluate.result import Result
+from adatape.export import Difference
 from adatape.recipes.parity import parity_small
+from adatape.report.figures import DRAWN
 from adatape.report.table import Table
 from adatape.report.terminal import TerminalProgress
 from adatape.serve.server import Server, run_server
@@ -98,6 +100,11 @@ def test_a_verbs_function_prints_nothing_and_returns_what_json_prints(
     monkeypatch.setattr("adatape.evaluate.catalogue.default_cfgs", {"adatape_tiny_patch16_224": None})
     monkeypatch.setattr("adatape.report.demo.parity_small", functools.partial(parity_small, length=8, steps=1))
     monkeypatch.setattr("adatape.evaluate.budget.MOST", 1)
+    # Tracing, most pictures and the paper's large models take seconds; their own tests have them.
+    monkeypatch.setattr("adatape.export.export_run", lambda folder, *_: folder / "config.json")
+    monkeypatch.setattr("adatape.export.compare", lambda *_: [Difference(1, 0, 0.0)])
+    monkeypatch.setattr("adatape.report.figures.DRAWN", DRAWN[:1])
+    monkeypatch.setattr("adatape.report.runs.paper_costs", lambda _: [])
     module, _, name = where.rpartition(".")
     found = getattr(importlib.import_module(module), name)(**options(finished))
     assert isinstance(found, Result)
@@ -237,9 +244,10 @@ def test_a_row_that_lacks_a_cell_is_refused() -> None:
         Table(["a", "b"], [["1"]])
 
 
-def test_a_strangers_words_are_escaped_on_the_page(tmp_path: Path) -> None:
+def test_a_strangers_words_are_escaped_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from adatape.report.page import write_report
 
+    monkeypatch.setattr("adatape.report.runs.paper_costs", lambda _: [])
     folder = train_to_folder(tiny(steps=1), tmp_path / "<b>run", "cpu").out
     env = json.loads((folder / "env.json").read_text())
     (folder / "env.json").write_text(json.dumps({**env, "hardware": STRANGE[0], "command": STRANGE[0]}))
