@@ -28,9 +28,9 @@ from adatape.show.terminal import TABLE, pick_device
 
 GRACE = 30  # seconds to answer what was accepted
 BACKLOG = 2048  # connections that wait in the kernel
-ACCEPTED = 16  # connections that are accepted in one turn of the event loop
+ACCEPTED = 4  # connections that are accepted in one turn of the event loop
 SWITCH = 0.0005  # seconds that a thread of the model or a decoder may keep the event loop waiting; a tenth of Python's
-UNREAD = 1 << 17  # bytes that the kernel keeps of a connection before it is read; its own choice goes up to megabytes
+UNREAD = UNSENT = 1 << 17  # bytes that the kernel keeps of a connection each way; its own choice goes up to megabytes
 MOST_TOKEN = 4096
 OTHER_FILES = 256  # open files that are no connections
 TOKEN = "ADATAPE_TOKEN"
@@ -134,6 +134,7 @@ def _bound(host: str, port: int, guarded: bool) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD)  # each connection's is like it
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT)
         listening.bind(place)
     except OSError as error:
         listening.close()
