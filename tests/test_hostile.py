@@ -506,6 +506,96 @@ def test_connections_beyond_a_clients_share_are_told_so_and_others_come_in(
         wait_until(lambda: server.connections.room.held(client_at("127.0.0.2")) == 2)
 
 
+class Loop:
+    """An event loop whose time stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now, self.soon, self.later = 0.0, [], []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(self, function: Any, *arguments: Any) -> None:
+        self.soon.append((function, arguments))
+
+    def call_later(self, after: float, function: Any, *arguments: Any) -> None:
+        self.later.append((self.now + after, function, arguments))
+
+    def turn(self) -> None:
+        due = [each for each in self.later if each[0] <= self.now]
+        self.later = [each for each in self.later if each[0] > self.now]
+        ready, self.soon = self.soon + [each[1:] for each in due], []
+        for function, arguments in ready:
+            function(*arguments)
+
+
+class Peer:
+    """A connection that always has something to say."""
+
+    unread = 100
+
+    def __init__(self, shared: connections.Connections, loop: Loop, address: str, read: list[Peer]) -> None:
+        self.shared, self.loop, self.who, self.read = shared, loop, client_at(address), read
+        assert shared.enter(self)
+
+    def says(self) -> None:
+        if self.shared.may_read(self, self.unread):
+            self.read.append(self)
+
+    def read_on(self) -> None:
+        self.read.append(self)
+
+
+def crowd_and_few(monkeypatch: pytest.MonkeyPatch) -> tuple[Loop, list[Peer], list[Peer], list[Peer]]:
+    """More connections of one network than are few, and two of another; the server is busy all the time."""
+    loop, read = Loop(), []
+    shared = connections.Connections()
+    monkeypatch.setattr(connections.time, "process_time", lambda: loop.now)
+    many = [Peer(shared, loop, f"127.0.1.{n % 4 + 1}", read) for n in range(connections.CROWD + 1)]
+    few = [Peer(shared, loop, "127.0.0.1", read) for _ in range(2)]
+    loop.later.clear()  # the look at all connections, which these are not made for
+    return loop, many, few, read
+
+
+def test_a_crowd_alone_is_read_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, many, _, read = crowd_and_few(monkeypatch)
+    loop.now = 100.0
+    for each in many:
+        each.says()
+    for _ in many:
+        loop.turn()
+    assert sorted(read, key=id) == sorted(many, key=id)
+
+
+def test_a_crowd_waits_while_others_ask_and_they_never_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, many, few, read = crowd_and_few(monkeypatch)
+    loop.now = 100.0
+    for each in many:
+        each.says()
+    asked = 0
+    for step in range(200):
+        loop.now += 0.001
+        loop.turn()
+        if step % 10 == 0:
+            before = len(read)
+            few[0].says()
+            loop.turn()
+            asked += 1
+            assert few[0] in read[before:]
+    of_crowd = [each for each in read if each in many]
+    assert read.count(few[0]) == asked
+    assert 0.2 / connections.LONGEST_WAIT - 2 <= len(of_crowd) <= 0.2 / connections.LONGEST_WAIT + 2
+
+
+def test_a_request_that_comes_byte_by_byte_is_answered(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "SHORT_WAIT", 0.001)
+    with listening(create_app(served)) as (address, _, _), connected(address, "127.0.0.2") as peer:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n":
+            peer.sendall(bytes([byte]))
+        assert said(peer).startswith(b"HTTP/1.1 200")
+
+
 def test_there_are_never_more_connections_than_files_that_may_be_opened() -> None:
     code = "import resource as r; from adatape.show.serve import most_connections as most;"
     code += "r.setrlimit(r.RLIMIT_NOFILE, (512, 1024)); print(most(), r.getrlimit(r.RLIMIT_NOFILE))"

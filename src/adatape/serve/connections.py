@@ -22,7 +22,7 @@ LEAVING = 1  # the same, once the server shuts down
 AT_ONCE = 1 << 16  # bytes that are read in one turn
 READ = 8192  # bytes that cost as much as another request
 CROWD = 32  # connections of one network above which it waits for networks with fewer
-SHARE = 0.25  # of the event loop's time up to which a crowd is read while others ask
+SHARE = 0.5  # of one core: how busy the server may be with what crowds ask, while others ask too
 CONTENDED = 0.2  # seconds that a crowd stays bound to it after others have asked
 LONGEST_WAIT = 0.02  # seconds between two reads of crowds, however little time is left for them
 SHORT_WAIT, MOST_SHORT_WAIT = 0.01, 0.25  # seconds, for each read in a row that brought little and ended no request
@@ -35,8 +35,8 @@ class Connections:
 
     A read that has to wait leaves its connection unread, so that a client who sends more than its share is slowed
     down by TCP and costs nothing; whoever has been read least goes first. While anyone else asks, networks with a
-    crowd of connections are read only as fast as leaves the loop idle most of the time: an answer takes some twenty
-    turns of the loop and many of Python's lock, and would otherwise wait for one of the crowd's reads at each.
+    crowd of connections are read only as fast as leaves the process idle half of the time: an answer takes some twenty
+    turns of the loop and many more of Python's lock, and would otherwise wait for a read of the crowd at each.
     """
 
     def __init__(self, most: int = MOST, most_of_one: int = MOST_OF_ONE) -> None:
@@ -94,18 +94,18 @@ class Connections:
         return self._networks[client.network] > CROWD
 
     def _crowd_wait(self, loop: asyncio.AbstractEventLoop) -> float:
-        """Seconds until a crowd may be read, by how busy the loop's thread has been since it last was."""
+        """Seconds until a crowd may be read, by how busy the process has been since it last was."""
         now = loop.time()
         if now > self._others_until:
             return 0.0
-        spent = time.thread_time() - self._crowd_read_cpu
+        spent = time.process_time() - self._crowd_read_cpu
         return self._crowd_read_at + min(spent / SHARE, LONGEST_WAIT) - now
 
     def _take_turn(self, connection: Connection, size: int) -> None:
         self._busy = True
         self._shares.charge(connection.who, 1 + size / READ)
         if self._is_crowd(connection.who):
-            self._crowd_read_at, self._crowd_read_cpu = connection.loop.time(), time.thread_time()
+            self._crowd_read_at, self._crowd_read_cpu = connection.loop.time(), time.process_time()
         else:
             self._others_until = connection.loop.time() + CONTENDED
         connection.loop.call_soon(self._turn_ended, connection.loop)

@@ -31,6 +31,7 @@ BACKLOG = 2048  # connections that wait in the kernel
 ACCEPTED = 4  # connections that are accepted in one turn of the event loop
 SWITCH = 0.0005  # seconds that a thread of the model or a decoder may keep the event loop waiting; a tenth of Python's
 UNREAD = UNSENT = 1 << 17  # bytes that the kernel keeps of a connection each way; its own choice goes up to megabytes
+GARBAGE = (20_000, 20, 100)  # objects between collections: each goes through all connections, which are many
 MOST_TOKEN = 4096
 OTHER_FILES = 256  # open files that are no connections
 TOKEN = "ADATAPE_TOKEN"
@@ -96,6 +97,8 @@ def serve(
         served, limits = load_served(folder, trust), Limits(queue=queue, batch=batch)
         app = create_app(served, device=pick_device(device), token=token, limits=limits, hosts={host, *hosts})
         address = _address(host, listening.getsockname()[1])
+        thresholds = gc.get_threshold()
+        gc.set_threshold(*GARBAGE)
         gc.collect()
         gc.freeze()  # a full collection would otherwise go through all that was imported, and stop the server meanwhile
         listening.listen(BACKLOG)  # who comes as soon as the address is printed waits, and is not refused
@@ -104,6 +107,7 @@ def serve(
             Server(app).run(sockets=[listening])
         finally:
             gc.unfreeze()
+            gc.set_threshold(*thresholds)
     return _summary(app.state.service, address)
 
 
