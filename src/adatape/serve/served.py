@@ -19,7 +19,7 @@ from adatape.measure.budget import apply_budget
 from adatape.measure.cost import input_tokens
 from adatape.models.adaptive import Adaptive
 from adatape.models.sequence import SymbolEmbed
-from adatape.serve.budgets import as_dict, budgets_of
+from adatape.serve.budgets import as_dict, tokens_a_step
 from adatape.train.folder import RESULT, WEIGHTS, load_config, load_finished, load_run, load_weights
 from adatape.train.task import build_image_model
 from adatape.train.trust import check_links
@@ -117,7 +117,7 @@ def _accuracy(folder: Path) -> float | None:
 
 def description(served: Served) -> dict[str, Any]:
     """The answer of GET /v1/model."""
-    model, data, budgets = served.model, served.experiment.data, budgets_of(served.model)
+    model, data, known = served.model, served.experiment.data, served.model.budget_range()
     of_images = isinstance(data, Images)
     patch = getattr(model.vit.patch_embed, "patch_size", None)
     return {
@@ -130,8 +130,12 @@ def description(served: Served) -> dict[str, Any]:
         "tokens": input_tokens(model.vit),
         "patch": patch[0] if patch else None,
         "bank": _bank(model),
-        "budget": {"steps": budgets.most, "threshold": budgets.threshold, "merge": budgets.merge},
-        "default": as_dict(budgets.default),
+        "budget": {
+            "steps": known and known.most,
+            "threshold": known and known.threshold,
+            "merge": tokens_a_step(model) if known else None,
+        },
+        "default": as_dict(model.budget()),
         "accuracy": served.accuracy,
     }
 
