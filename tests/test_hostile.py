@@ -22,7 +22,21 @@ import pytest
 from fastapi import FastAPI
 from PIL import Image
 from small_runs import QUIET
-from test_serve import drawn, files, finished, inside, listening, one, png, slowed, wait_until, write_run
+from test_serve import (
+    _few_timings,
+    drawn,
+    files,
+    finished,
+    folder,
+    inside,
+    listening,
+    one,
+    png,
+    served,
+    slowed,
+    wait_until,
+    write_run,
+)
 
 from adatape.serve import connections, decoding
 from adatape.serve.app import create_app
@@ -39,19 +53,7 @@ HEAD = f"POST /v1/classify HTTP/1.1\r\nhost: localhost\r\ncontent-type: {FORM}\r
 PART = b'--x\r\ncontent-disposition: form-data; name="image"; filename="a"\r\n\r\n'
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("hostile") / "run")
-
-
-@pytest.fixture
-def served(folder: Path) -> Served:
-    return load_served(folder)
-
-
-@pytest.fixture(autouse=True)
-def _few_timings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adatape.serve.engine.REPEATS", 3)
+__all__ = ["_few_timings", "folder", "served"]  # fixtures, which pytest finds by name
 
 
 def connected(address: str, source: str) -> socket.socket:
@@ -289,10 +291,10 @@ def test_small_images_are_answered_while_large_ones_wait(served: Served, monkeyp
     app, go_on = create_app(served), threading.Event()
     real, large = decoding.picture, png(Image.new("1", (1100, 1100)))
 
-    def waits(content: bytes, *rest: Any) -> Any:
-        if content == large:
+    def waits(opened: Image.Image, *rest: Any) -> Any:
+        if opened.size == (1100, 1100):
             assert go_on.wait(20)
-        return real(content, *rest)
+        return real(opened, *rest)
 
     monkeypatch.setattr(decoding, "picture", waits)
 
@@ -304,6 +306,14 @@ def test_small_images_are_answered_while_large_ones_wait(served: Served, monkeyp
         return small + [(await task).status_code for task in dear]
 
     assert inside(app, work) == [200] * 13
+
+
+def test_an_upload_is_opened_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, real = [], Image.open
+    monkeypatch.setattr(Image, "open", lambda *given, **named: opened.append(given) or real(*given, **named))
+    contents = [png(drawn(0)), png(Image.new("1", (1100, 1100)))]
+    assert one(create_app(served), "POST", "/v1/classify", files=files(*contents)).status_code == 200
+    assert len(opened) == 2
 
 
 def test_large_images_of_a_client_that_has_gone_are_not_decoded(

@@ -32,7 +32,7 @@ from adatape.serve.app import create_app
 from adatape.serve.batcher import Batcher, Draining, Full, Waiting
 from adatape.serve.budgets import asked_budget, within_latency
 from adatape.serve.engine import scaled
-from adatape.serve.pictures import picture
+from adatape.serve.pictures import open_upload, picture
 from adatape.serve.served import Served, load_served
 from adatape.serve.service import Limits
 from adatape.show.serve import Server, serve
@@ -94,7 +94,7 @@ def direct(served: Served, content: bytes, budget: dict[str, Any]) -> tuple[torc
     """Probabilities and tape of the model called by itself."""
     reader = served.model.reader
     reader.steps, reader.threshold = setting_of_model(served, budget)
-    pixels = picture(content, "x", served.channels, 8).pixels
+    pixels = picture(open_upload(content, "x"), "x", served.channels, 8).pixels
     with torch.inference_mode():
         output = served.model.eval()(scaled(pixels[None]), output=True)
     return output.logits.softmax(-1)[0], output.tape

@@ -161,10 +161,17 @@ class SequenceModel(Record):
 class Parity(Record):
     """Is the number of ones among symbols -1, 0, 1 odd?"""
 
+    source: ClassVar[str] = "parity"
+    image_size: ClassVar[int | None] = None
+    exif_orientation: ClassVar[bool] = False
     length: Width = 32
     """symbols per sequence (N)"""
     held_out: Annotated[int, Ge(1), Le(10_000_000)] = 6400
     """sequences in the fixed test set, and in the validation set that stops a run"""
+
+    @property
+    def sequence_length(self) -> int | None:
+        return self.length
 
 
 Crop = Literal["none", "inception", "pad"]
@@ -207,6 +214,7 @@ class Images(Record):
 
     may_fetch: ClassVar[bool] = True
     """whether it may be downloaded or lie at a URL"""
+    sequence_length: ClassVar[int | None] = None
     source: Source = "digits"
     path: str | None = None
     """the folder, or the shards as path or URL with {000..123} for numbers; digits needs none"""
@@ -229,6 +237,10 @@ class Images(Record):
     """training images of shards, which do not say"""
     exif_orientation: bool = False
     """turn images as their EXIF says; recipes do, and a config.json without this field is of a run that did not"""
+
+    @property
+    def image_size(self) -> int | None:
+        return self.size
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from adatape.config import Images, Parity
 from adatape.serve.bodies import BodyLimit
 from adatape.serve.budgets import as_dict, for_length
 from adatape.serve.engine import Answer
@@ -89,7 +88,8 @@ def create_app(
 def _add_model_paths(app: FastAPI, service: Service) -> None:
     @app.post("/v1/classify")
     async def classify(request: Request) -> Response:
-        _only(service, Images)
+        if service.served.experiment.data.image_size is None:
+            raise HTTPException(404, "this model takes sequences: POST /v1/parity")
         form = await read_form(request, service.limits.images)
         given = form.fields
         budget = service.budget(given.get("steps"), given.get("threshold"), given.get("latency_ms"))
@@ -105,7 +105,9 @@ def _add_model_paths(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/parity")
     async def parity(request: Request) -> dict[str, Any]:
-        length = _only(service, Parity).length
+        length = service.served.experiment.data.sequence_length
+        if length is None:
+            raise HTTPException(404, "this model takes images: POST /v1/classify")
         symbols, steps, threshold = _sequence(await _short_body(request, length), length)
         if len(symbols) != length and service.served.model.tape_bank() is None:
             raise HTTPException(422, f"symbols has {len(symbols)} entries; this model has positions for {length} only")
@@ -167,14 +169,6 @@ def _add_page(app: FastAPI) -> set[str]:
         return PLACEHOLDER
 
     return {"/"}
-
-
-def _only(service: Service, kind: type[Any]) -> Any:
-    data = service.served.experiment.data
-    if not isinstance(data, kind):
-        takes = "images: POST /v1/classify" if isinstance(data, Images) else "sequences: POST /v1/parity"
-        raise HTTPException(404, f"this model takes {takes}")
-    return data
 
 
 def _told(service: Service, answer: Answer, top: int, tape: bool) -> dict[str, Any]:

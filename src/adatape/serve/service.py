@@ -11,7 +11,7 @@ from typing import TypeVar
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from adatape.config import Budget, Images
+from adatape.config import Budget
 from adatape.serve.batcher import Batcher, Draining, Full
 from adatape.serve.bodies import Bodies
 from adatape.serve.budgets import asked_budget, within_latency
@@ -72,8 +72,7 @@ class Service:
         self.gallery = Gallery(served, self.engine, self.batcher)
         self.bodies = Bodies(limits.body, limits.bodies, limits.least_rate, limits.grace)
         self.turns = Turns(limits.requests)
-        channels = served.channels if isinstance(served.experiment.data, Images) else 1
-        self.decoders = Decoders(channels, served.sample.shape[-1], served.exif_orientation, limits.pixels)
+        self.decoders = Decoders(served.channels, served.sample.shape[-1], served.exif_orientation, limits.pixels)
 
     async def classify(
         self, files: Sequence[File], budget: Budget | None, client: Client, gone: Gone
