@@ -545,14 +545,17 @@ class Peer:
     unread = 100
 
     def __init__(self, shared: connections.Connections, loop: Loop, address: str, read: list[Peer]) -> None:
-        self.shared, self.loop, self.who, self.read = shared, loop, client_at(address), read
+        self.shared, self.loop, self.who, self.read, self.asks = shared, loop, client_at(address), read, False
         assert shared.enter(self)
 
     def says(self) -> None:
+        self.asks = True
         if self.shared.may_read(self, self.unread):
             self.read.append(self)
+        self.asks = False
 
     def read_on(self) -> None:
+        assert not self.asks, "called back before it has kept what it could not read yet"
         self.read.append(self)
 
 
@@ -595,6 +598,22 @@ def test_a_crowd_waits_while_others_ask_and_they_never_wait_for_it(monkeypatch: 
     of_crowd = [each for each in read if each in many]
     assert read.count(few[0]) == asked
     assert 0.2 / connections.LONGEST_WAIT - 2 <= len(of_crowd) <= 0.2 / connections.LONGEST_WAIT + 2
+
+
+def test_whoever_waits_is_called_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, many, few, read = crowd_and_few(monkeypatch)
+    draws, expected = random.Random(0), []
+    for _ in range(2000):
+        loop.now += draws.choice([0.0, 0.001, 0.05])
+        peer = draws.choice([*many, *few])
+        if expected.count(peer) == read.count(peer):  # a connection is paused while it waits
+            expected.append(peer)
+            peer.says()
+        loop.turn()
+    for _ in range(200):
+        loop.now += 0.02
+        loop.turn()
+    assert sorted(map(id, read)) == sorted(map(id, expected))
 
 
 def test_a_request_that_comes_byte_by_byte_is_answered(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,12 +82,13 @@ class Connections:
     def may_read(self, connection: Connection, size: int) -> bool:
         """Whether this turn of the loop is free; where not, the connection is called back in its turn."""
         crowded = self._is_crowd(connection.who)
-        if not self._busy and not (self._waiting and crowded) and not (crowded and self._crowd_wait(connection.loop)):
+        wait = self._crowd_wait(connection.loop) if crowded else 0.0
+        if not self._busy and wait <= 0 and not (crowded and self._waiting):
             self._take_turn(connection, size)
             return True
         self._waiting.setdefault(connection.who, deque()).append(connection)
         if not self._busy:
-            self._next_turn(connection.loop)
+            self._delay(connection.loop, wait)
         return False
 
     def _is_crowd(self, client: Client) -> bool:
@@ -114,6 +115,11 @@ class Connections:
         self._busy = False
         self._next_turn(loop)
 
+    def _delay(self, loop: asyncio.AbstractEventLoop, wait: float) -> None:
+        if not self._delayed:
+            self._delayed = True
+            loop.call_later(max(wait, 0.0), self._delay_ended, loop)
+
     def _delay_ended(self, loop: asyncio.AbstractEventLoop) -> None:
         self._delayed = False
         self._next_turn(loop)
@@ -122,9 +128,7 @@ class Connections:
         while self._waiting and not self._busy:
             few = [client for client in self._waiting if not self._is_crowd(client)]
             if not few and (wait := self._crowd_wait(loop)) > 0:
-                if not self._delayed:
-                    self._delayed = True
-                    loop.call_later(wait, self._delay_ended, loop)
+                self._delay(loop, wait)
                 return
             client = self._shares.least(few or self._waiting)
             connection = self._waiting[client].popleft()
