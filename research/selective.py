@@ -47,7 +47,7 @@ class SelectiveReader(TapeReader):
     finds, always_full = False, False
 
     def __init__(self, width: int, reading: Reading, bank_size: int, floor: float = FLOOR) -> None:
-        super().__init__(width, dataclasses.replace(reading, hide=0.0), bank_size)
+        super().__init__(width, dataclasses.replace(reading, bank_dropout=0.0), bank_size)
         self.reading = reading  # gated, a tape is simply shorter where tokens are hidden
         self.built_floor = floor
         self.set_floor()
@@ -135,7 +135,7 @@ class SelectiveAdaTape(AdaTape):
     def __init__(
         self, vit: VisionTransformer, bank: Bank, reading: Reading, join: TapeJoin, floor: float = FLOOR
     ) -> None:
-        super().__init__(vit, bank, dataclasses.replace(reading, hide=0.0), join)
+        super().__init__(vit, bank, dataclasses.replace(reading, bank_dropout=0.0), join)
         self.reader = SelectiveReader(vit.embed_dim, reading, bank.size, floor)
         self.pooled = False
 
@@ -151,24 +151,24 @@ class SelectiveAdaTape(AdaTape):
 
 def build_selective(floor: float = FLOOR, bank: BankName = "input", **options: Any) -> SelectiveAdaTape:
     """From scratch, by the options of `adatape.models.making.build`; by default no threshold ends a tape."""
-    hide = options.get("hide", default_reading(bank).hide)
-    return _selective(build(bank=bank, **_settled(options)), floor, hide)
+    bank_dropout = options.get("bank_dropout", default_reading(bank).bank_dropout)
+    return _selective(build(bank=bank, **_settled(options)), floor, bank_dropout)
 
 
 def wrap_selective(
     vit: VisionTransformer, floor: float = FLOOR, bank: BankName | Bank = "input", **options: Any
 ) -> SelectiveAdaTape:
     """Around a ViT that exists already, by the options of `adatape.wrap`."""
-    hide = options.get("hide", default_reading(bank).hide)
-    made = _selective(wrap(vit, bank, **_settled(options)), floor, hide)
+    bank_dropout = options.get("bank_dropout", default_reading(bank).bank_dropout)
+    made = _selective(wrap(vit, bank, **_settled(options)), floor, bank_dropout)
     return made.to(next(vit.parameters())).train(vit.training)
 
 
 def _settled(options: dict[str, Any]) -> dict[str, Any]:
     """Gates are at most 1: a threshold of `steps` never ends a tape. A tape may take a whole bank, hidden in part."""
-    return {"threshold": float(options.get("steps", Reading.steps)), "merge": 1, **options, "hide": 0.0}
+    return {"threshold": float(options.get("steps", Reading.steps)), "merge": 1, **options, "bank_dropout": 0.0}
 
 
-def _selective(made: AdaTape, floor: float, hide: float) -> SelectiveAdaTape:
-    reading = dataclasses.replace(made.reader.reading, hide=hide)
+def _selective(made: AdaTape, floor: float, bank_dropout: float) -> SelectiveAdaTape:
+    reading = dataclasses.replace(made.reader.reading, bank_dropout=bank_dropout)
     return SelectiveAdaTape(made.vit, made.bank, reading, made.join, floor)

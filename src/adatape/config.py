@@ -71,9 +71,9 @@ class Reading(Record):
     """initial scale of the LayerNorm that query and bank share"""
     norm_learns: bool = True
     """whether that norm's scale and shift are trained; a scale that grows saturates the softmax, and tapes get short"""
-    noise: NotNegative = 0.0
+    query_noise: NotNegative = 0.0
     """standard deviation of the noise on the training query"""
-    hide: PartialShare = 0.0
+    bank_dropout: PartialShare = 0.0
     """share of the bank hidden at random while training"""
     choose: Choice = "highest"
     """which bank tokens a step takes; the others are controls"""

@@ -1,8 +1,9 @@
-"""Options that older config.json files name and this version has not: read where they were not used, else refused."""
+"""Options that older config.json files name and this version has not: renamed ones are read, removed ones if unused."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 LAST_WITH_ALL = "version 0.1.0 at commit 1421723"
@@ -19,10 +20,11 @@ NEUTRAL: dict[str, Any] = {
     "still": None,
 }
 READERS = ("selective",)
+RENAMED = {"hide": "bank_dropout", "noise": "query_noise"}  # an option: its name before, its name today
 
 
 def without_dropped(text: str | bytes, prefix: str = "") -> str | bytes:
-    """The JSON of an experiment without removed options; what is no such JSON stays for its reader to refuse."""
+    """The JSON of an experiment by today's names, without removed options; other text is left for its reader."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -41,6 +43,13 @@ def is_dropped(name: str, value: Any) -> bool:
     return place in [["model", each] for each in PLACES] and option in NEUTRAL and NEUTRAL[option] == value
 
 
+def refuse_renamed(names: Iterable[str], where: str = "") -> None:
+    """Old names belong to old files; whoever types one is told the name that it has today."""
+    for name in names:
+        if name in RENAMED:
+            raise ValueError(f"{where}{name} is now called {where}{RENAMED[name]}")
+
+
 def _without(model: dict[str, Any], place: str, where: str) -> bool:
     options = model.get(place)
     if not isinstance(options, dict):
@@ -51,7 +60,12 @@ def _without(model: dict[str, Any], place: str, where: str) -> bool:
         value = options.pop(name)
         if value != NEUTRAL[name]:
             raise ValueError(f"{where}.{name} is {value!r}; {name} was removed: {LAST_WITH_ALL} has it")
-    return bool(dropped)
+    renamed = [name for name in RENAMED if name in options]
+    for name in renamed:
+        if RENAMED[name] in options:
+            raise ValueError(f"{where}.{name} and {where}.{RENAMED[name]} are one option; leave out {name}")
+        options[RENAMED[name]] = options.pop(name)
+    return bool(dropped or renamed)
 
 
 def _check_reader(options: dict[str, Any], where: str) -> None:

@@ -4,7 +4,8 @@ The names are those of `naming` 1: the experiment's fields joined by dots, witho
 may change. `tests/naming_1.json` holds two configs with their hashes, so that a change of `config.py` cannot disown
 older files by accident:
 
-- a field that is renamed gets a line in `RENAMED`, from its new name to its old one;
+- a field that is renamed gets a line in `RENAMED`, from its new name to its old one (options of AdaTape: in
+  `adatape.dropped`, which also reads files of the old name);
 - a field that is added gets a line in `ADDED`, with the value that a file without it means;
 - a default that changes needs nothing, since every value is written down;
 - a field that is removed gets a line in `REMOVED`, with the value that means that it was not used (`adatape.dropped`
@@ -20,11 +21,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from adatape import dropped
 from adatape.config import Experiment, to_dict
-from adatape.dropped import is_dropped
+from adatape.dropped import PLACES, is_dropped
 
 NAMING = 1
-RENAMED: dict[str, str] = {}  # a field, or a record of fields: its name today, its name in the naming
+# A field, or a record of fields: its name today, its name in the naming.
+RENAMED = {f"model.{place}.{new}": f"model.{place}.{old}" for place in PLACES for old, new in dropped.RENAMED.items()}
 # A field that came after the naming, by its name in it: the value that its absence means.
 ADDED: dict[str, Any] = {"data.exif_orientation": False}
 # A field that is gone, by its name in the naming: what a record without it means.
