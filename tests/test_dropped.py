@@ -10,6 +10,7 @@ import pytest
 import timm
 from small_runs import tiny
 
+import adatape.models  # noqa: F401  registers the models
 from adatape.config import Experiment, from_dict, to_dict
 from adatape.dropped import NEUTRAL, RENAMED
 from adatape.train.identity import Identity, check_identity, identity
