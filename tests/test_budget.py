@@ -37,7 +37,7 @@ IMAGES = torch.linspace(-1, 1, 6 * 64).reshape(6, 1, 8, 8).sin()
 
 
 def untrained(folder: Path, family: str = "adatape", **fields: object) -> Path:
-    """A finished run that has learnt nothing."""
+    """The folder of a finished run with untrained weights."""
     torch.manual_seed(0)
     experiment = tiny(family, **fields)
     prepare(folder, experiment, "cpu")
@@ -46,7 +46,7 @@ def untrained(folder: Path, family: str = "adatape", **fields: object) -> Path:
 
 
 def spread(model: torch.nn.Module) -> torch.nn.Module:
-    """Weights large enough that what is read differs from image to image."""
+    """Enlarges weights so that images read different tokens."""
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model
@@ -153,7 +153,9 @@ def test_every_setting_of_a_search_is_one_that_the_model_takes(family: str) -> N
     assert len(set(grid(model))) == len(steps)
 
 
-@pytest.mark.parametrize(("family", "why"), [("plainvit", "every sample costs the same"), ("avit", "as it learnt")])
+@pytest.mark.parametrize(
+    ("family", "why"), [("plainvit", "every sample costs the same"), ("avit", "by its trained score")]
+)
 def test_a_model_without_a_budget_is_refused_with_the_reason(family: str, why: str, tmp_path: Path) -> None:
     untrained(tmp_path / "run", family)
     with pytest.raises(ValueError, match=f"has no budget: .*{why}"):

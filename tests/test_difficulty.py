@@ -1,4 +1,4 @@
-"""Rank correlation: of order alone, with ties shared, and an interval that means what it says."""
+"""Rank correlation: invariance to monotone maps, ties, and coverage of the interval."""
 
 from __future__ import annotations
 

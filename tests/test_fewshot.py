@@ -1,4 +1,4 @@
-"""Few-shot accuracy is ridge regression, solved exactly whichever way is cheaper."""
+"""Few-shot accuracy by ridge regression, solved exactly in primal or dual form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model reads over a set is counted right, and every kind of run gets the pictures that apply to it."""
+"""Reads over a set are counted correctly, and every kind of run gets its figures."""
 
 from __future__ import annotations
 

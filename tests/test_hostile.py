@@ -1,4 +1,4 @@
-"""What strangers may do to a server: answers are counted here, and times only in benchmarks/serve_hostile.py."""
+"""Hostile clients of a server: answers are tested here, times only in benchmarks/serve_hostile.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house keeps its shape: import direction, lazy names, documents that point at things that exist."""
+"""Structure: import direction, lazy names, and documents that refer to existing things."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_imports_run_one_way(path: Path) -> None:
 
 
 def test_the_package_imports_neither_research_nor_benchmarks() -> None:
-    """They are started as scripts, so their modules have no package: any of their names would be theirs."""
+    """They run as scripts, so an import of any of their module names would be one of them."""
     outside = {path.stem for folder in ("research", "benchmarks") for path in (ROOT / folder).rglob("*.py")}
     outside |= {"research", "benchmarks"}
     for path in SOURCE.rglob("*.py"):
@@ -76,7 +76,7 @@ def test_the_package_imports_nothing_of_research() -> None:
 
 
 def test_outside_models_nobody_asks_whether_a_model_is_an_adatape() -> None:
-    """What differs from model to model is a method of their base class."""
+    """Differences between models are methods of their base class."""
     for path in SOURCE.rglob("*.py"):
         if "models" not in path.relative_to(SOURCE).parts:
             assert "adatape.models.adatape" not in imports_of(path), path

@@ -1,4 +1,4 @@
-"""The report holds every finished run, gathers seeds, and is one file that needs nothing beside it."""
+"""The report has all finished runs, groups seeds, and is one self-contained file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The selective reader: what it reads, what it learns from, and what it costs."""
+"""The selective reader: selection, gradients and cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model(bank: str = "input", **options: object) -> SelectiveAdaTape:
 
 
 def let_lengths_differ(reader: SelectiveReader, lengths: Callable[[], Tensor]) -> None:
-    """Shuts the gates bit by bit until some samples read less than others."""
+    """Lowers the gates until samples have different lengths."""
     with torch.no_grad():
         while len(set(lengths().tolist())) < 3:
             reader.need.bias.sub_(0.2)

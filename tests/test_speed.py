@@ -1,4 +1,4 @@
-"""Sides are timed in turns and fairly, a failing one leaves the others, and results are kept row by row."""
+"""Models are timed in turn, a failing one does not stop the others, and results are stored row by row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def nothing() -> None:
 
 
 class Clock:
-    """Takes the place of the module `time`: it goes on only where a test says so."""
+    """Replaces the module `time`; it advances only when a test does so."""
 
     def __init__(self) -> None:
         self.now = 0.0

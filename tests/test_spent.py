@@ -1,4 +1,4 @@
-"""What a sample cost is the formula at its own length, depth or tokens."""
+"""The multiply-adds of a sample are the cost formula at its own length, depth or tokens."""
 
 from __future__ import annotations
 

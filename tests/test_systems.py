@@ -1,4 +1,4 @@
-"""What every system of the paper must do, by the same loss and the same path."""
+"""Properties of every system of the paper, with the same loss and training code."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_every_parameter_is_counted(system: str) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
 def test_the_papers_rows(row) -> None:
-    """GFLOPs within 0.6 %; parameters as printed, truncated. Where a note says why not, that is what it says."""
+    """GFLOPs within 0.6 %, parameters as printed, truncated; deviations must be those in the notes."""
     with torch.device("meta"):
         whole = total(cost(timm.create_model(row.model, **row.options)))
     if row.gflops and "misprint" not in row.note:

@@ -1,6 +1,6 @@
-"""Megapixel MNIST with a tape: scan thinly, read a few windows, answer four questions about what was read.
+"""Megapixel MNIST with a tape: a cheap scan, a few windows at full resolution, and four questions about them.
 
-python research/large/megapixel.py --mnist mnist.npz --out runs/megapixel --seconds 150 --seeds 0
+python research/large/megapixel.py --mnist mnist.npz --out runs/megapixel --seeds 0
 """
 
 from __future__ import annotations
@@ -18,25 +18,33 @@ import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
-from windows import Convolutions, Scan, choose, cut, noisy_or, presence_loss, value
+from windows import Convolutions, Scan, choose, cut, mixture_loss, noisy_or, presence_loss, value
 
 KEPT = 50_000  # digits of the training set that canvases are made of; the others make held-out canvases, for choices
+SCALE = 2  # the scan sees canvases at half resolution
 TASKS = ("majority", "maximum", "topmost")
 
 
 class Reader(nn.Module):
-    """View-free AdaTape for canvases: keys from a thin scan, tokens from windows, blocks over the tape."""
+    """AdaTape for canvases without input tokens: keys from a cheap scan, tokens from windows, blocks on the tape."""
 
-    def __init__(self, width: int = 128, depth: int = 2, window: int = 48, side: int = 1500) -> None:
+    def __init__(
+        self,
+        width: int = 128,
+        depth: int = 2,
+        window: int = 48,
+        side: int = 1500,
+        widths: tuple[int, ...] = (32, 48, 48),
+    ) -> None:
         super().__init__()
         self.window, self.side = window, side
-        self.scan = Scan(1)
+        self.scan = Scan(1, fold=4, widths=widths, strides=(2, 1), classes=10)
         self.encoder = Convolutions(width)
         self.evidence = nn.Linear(width, 10)
         nn.init.constant_(self.evidence.bias, -4.0)
         self.leak = nn.Parameter(
             torch.full((10,), -1.0)
-        )  # how common a class is; else empty windows would have to say it
+        )  # class priors, which empty windows would otherwise have to encode
         self.place = nn.Sequential(nn.Linear(32, width), nn.GELU(), nn.Linear(width, width))
         self.ask = nn.Parameter(torch.randn(4, width) * 0.02)
         self.blocks = nn.ModuleList(Block(width, 4, qkv_bias=True) for _ in range(depth))
@@ -79,7 +87,24 @@ class Reader(nn.Module):
         block = n * 12 * d * d + 2 * n * n * d
         place = k * (32 * d + d * d)
         own = self.encoder.macs(self.window) * k + place + len(self.blocks) * block + 40 * d
-        return self.scan.macs(self.side, self.side) + own
+        return self.scan.macs(self.side // SCALE, self.side // SCALE) + own
+
+
+def shrunk(images: Tensor) -> Tensor:
+    """(b, side, side) uint8 -> (b, 1, h, w) in [0, 1] at half resolution, padded to whole cells"""
+    half = F.avg_pool2d(images[:, None].to(torch.bfloat16) / 255, SCALE)
+    beyond = -half.shape[-1] % 8
+    return F.pad(half, (0, beyond, 0, beyond))
+
+
+@torch.no_grad()
+def set_level(model: Reader, data: canvas.Canvases, digits: int = 5) -> None:
+    """Shifts all scores so that the fifth highest is 0 on average: a softmax leaves their level open."""
+    model.eval()
+    with torch.autocast(data.images.device.type, torch.bfloat16):
+        top = choose(model.scan(shrunk(data.images[:200])), digits)[2]
+    assert model.scan.score.bias is not None
+    model.scan.score.bias -= top[:, -1].mean()
 
 
 def waves(places: Tensor) -> Tensor:
@@ -91,9 +116,9 @@ def waves(places: Tensor) -> Tensor:
 def centres_of(
     model: Reader, data: canvas.Canvases, at: Tensor, scores: Tensor, k: int, where: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Centres (b, k, 2) of what is read, the scores (b, k) it was chosen by, and its cells (b, k).
+    """Centres (b, k, 2), scores (b, k) and cells (b, k) of the windows to read.
 
-    `where` other than "scan" names a control.
+    `where` other than "scan" is a control.
     """
     if where == "ink":
         scores = F.avg_pool2d(data.images[at][:, None].float(), 32, 16, 14, count_include_pad=False)[:, 0]
@@ -101,7 +126,7 @@ def centres_of(
     elif where in ("random", "told"):
         scores = torch.rand_like(scores)
     rows, columns, top = choose(scores, k)
-    centres = torch.stack([model.scan.centre(rows), model.scan.centre(columns)], -1)
+    centres = torch.stack([model.scan.centre(rows), model.scan.centre(columns)], -1) * SCALE
     if where == "told":
         known = data.corners[at] + canvas.DIGIT // 2
         known = known[:, torch.randperm(known.shape[1], device=known.device)]
@@ -109,47 +134,74 @@ def centres_of(
     return centres, top, rows * scores.shape[2] + columns
 
 
-def losses(model: Reader, data: canvas.Canvases, at: Tensor, k: int, explore: int, where: str) -> dict[str, Tensor]:
-    """Of what was read; and what the windows turned out to show teaches the scan its scores."""
-    images, targets = data.images[at], data.present[at]
-    scores = model.scan(images[:, None].to(torch.bfloat16) / 255)
+def losses(model: Reader, data: canvas.Canvases, at: Tensor, args: Any, teach: bool) -> dict[str, Tensor]:
+    """Of what was read; and, with `teach`, what the windows turned out to show teaches the scan its scores."""
+    images, targets, where = data.images[at], data.present[at], args.where
+    with torch.set_grad_enabled(teach):
+        scores, guesses = model.scan.scores_and_guesses(shrunk(images))
     tried = scores.detach().clone()
-    if explore:  # so many cells at random are read as well
-        random = torch.randint(0, tried[0].numel(), (len(at), explore), device=tried.device)
+    if args.explore:  # so many cells at random are read as well
+        random = torch.randint(0, tried[0].numel(), (len(at), args.explore), device=tried.device)
         tried.flatten(1).scatter_(1, random, 1e4)
-    centres, _, cells = centres_of(model, data, at, tried, k, where)
+    centres, _, cells = centres_of(model, data, at, tried, args.reads, where)
     answers, evidence = model.read(images, centres)
     found = {"presence": presence_loss(noisy_or(evidence) + F.logsigmoid(-model.leak), targets)}
-    if where == "scan":
+    if teach:
         shown = value(evidence).detach()
         found["scan"] = F.binary_cross_entropy_with_logits(scores.flatten(1).gather(1, cells), shown)
+        found["mixture"] = mixture_loss(scores, guesses, targets)
     for task, answer in zip(TASKS, answers, strict=False):
         found[task] = F.cross_entropy(answer, getattr(data, task)[at])
     found["all"] = F.binary_cross_entropy_with_logits(answers[3], targets)
     return found
 
 
-WEIGHTS = {"scan": 1.0, "presence": 4.0, "majority": 1.0, "maximum": 1.0, "topmost": 1.0, "all": 4.0}
+def begin(model: Reader, data: canvas.Canvases, args: Any, log: Any) -> None:
+    """The scan alone, by the mixture over all of its cells."""
+    n, device = len(data.images), data.images.device
+    optimizer = torch.optim.AdamW(model.scan.parameters(), weight_decay=0.05, fused=device.type == "cuda")
+    began, sofar = time.time(), torch.zeros((), device=device)
+    for step in range(args.begin):
+        model.train()
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * min(1, (step + 1) / 200) * min(1.0, (1 - step / args.begin) / 0.5 + 0.1)
+        at = torch.randint(0, n, (args.begin_batch,), device=device)
+        with torch.autocast(device.type, torch.bfloat16):
+            scores, guesses = model.scan.scores_and_guesses(shrunk(data.images[at]))
+        loss = mixture_loss(scores, guesses, data.present[at])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.scan.parameters(), 1.0)
+        optimizer.step()
+        sofar += loss.detach()
+        if (step + 1) % max(1, args.begin // 6) == 0:
+            mean, sofar = float(sofar) / max(1, args.begin // 6), torch.zeros((), device=device)
+            log({"begin": step + 1, "seconds": round(time.time() - began, 1), "loss_mixture": round(mean, 4)})
+
+
+WEIGHTS = {"scan": 1.0, "mixture": 0.1, "presence": 4.0, "majority": 1.0, "maximum": 1.0, "topmost": 1.0, "all": 4.0}
 
 
 def train(model: Reader, data: canvas.Canvases, held: canvas.Canvases, args: Any, seed: int, log: Any) -> None:
-    """For about `args.seconds`: the number of steps is set by the time that the first fifty take."""
+    """Reads where the scan says; after a part of the steps, the scan learns from what was read."""
     torch.manual_seed(seed)
     n, device = len(data.images), data.images.device
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}],
                                   lr=args.lr, fused=device.type == "cuda")  # fmt: skip
-    began, steps, done, looked = time.time(), args.steps or 10**9, 0, 0
+    began, steps, done, looked = time.time(), args.steps, 0, 0
     since: dict[str, Any] = {}
     while done < steps:
         for at in torch.randperm(n, device=device)[: n - n % args.batch].view(-1, args.batch):
             model.train()
+            teach = args.where == "scan" and done >= args.teach_from * steps
+            model.scan.train(teach)
             rate = args.lr * min(1, (done + 1) / 200) * min(1.0, (1 - done / steps) / 0.6)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             with torch.autocast(device.type, torch.bfloat16):
-                found = losses(model, data, at, args.reads, args.explore, args.where)
+                found = losses(model, data, at, args, teach)
             loss: Any = sum(WEIGHTS[name] * each for name, each in found.items())
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -158,14 +210,7 @@ def train(model: Reader, data: canvas.Canvases, held: canvas.Canvases, args: Any
             done, looked = done + 1, looked + 1
             for name, each in found.items():
                 since[name] = since.get(name, 0) + each.detach()
-            if not args.steps and done in (10, 60):
-                loss.item()
-                if done == 10:
-                    timed = time.time()
-                else:
-                    steps = int(args.seconds / ((time.time() - timed) / 50))
-                    log({"seed": seed, "steps": steps, "epochs": round(steps * args.batch / n, 1)})
-            if done % max(1, min(steps, 10**6) // args.looks) == 0 or done == steps:
+            if done % max(1, steps // args.looks) == 0 or done == steps:
                 log({"seed": seed, "step": done, "seconds": round(time.time() - began, 1),
                      **{f"loss_{k}": round(float(v) / looked, 4) for k, v in since.items()},
                      **evaluate(model, held, 8, args.where)})  # fmt: skip
@@ -184,7 +229,7 @@ def evaluate(
     device = data.images.device
     for at in torch.arange(len(data.images), device=device).split(50):
         with torch.autocast(device.type, torch.bfloat16):
-            scores = model.scan(data.images[at][:, None].to(torch.bfloat16) / 255)
+            scores = model.scan(shrunk(data.images[at]))
             centres, top, _ = centres_of(model, data, at, scores, k, where)
             mask = torch.ones_like(top, dtype=torch.bool) if floor is None else top > floor
             answers, _ = model.read(data.images[at], centres, mask)
@@ -216,8 +261,12 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=1500)
     parser.add_argument("--noise", type=int, default=50)
     parser.add_argument("--order", choices=("under", "over"), default="under")
-    parser.add_argument("--seconds", type=float, default=150, help="training time of a seed, unless --steps is given")
-    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--begin", type=int, default=12000, help="steps of the scan alone before reading")
+    parser.add_argument("--begin-batch", type=int, default=16)
+    parser.add_argument(
+        "--teach-from", type=float, default=0.4, help="part of the steps after which the scan learns too"
+    )
     parser.add_argument("--where", choices=("scan", "told", "ink", "random"), default="scan")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -248,6 +297,10 @@ def main() -> None:
     for seed in args.seeds:
         torch.manual_seed(seed)
         model = Reader(side=args.side).to(args.device)
+        if args.where == "scan":
+            begin(model, data, args, log)
+            set_level(model, data)
+            log({"seed": seed, "begun": True, **evaluate(model, held, 16, args.where)})
         train(model, data, held, args, seed, log)
         for k in (1, 2, 4, 5, 6, 8, 12, 16, 24):
             log({"seed": seed, "final": True, "where": args.where, **evaluate(model, test, k, args.where)})

@@ -1,10 +1,10 @@
-"""Street scenes with a tape: which categories of traffic signs occur, from a thin scan and a few windows.
+"""Street scenes with a tape: which categories of traffic signs occur, from a cheap scan and a few windows.
 
     python research/large/street.py --data DIR --weights vit_tiny.safetensors --out runs/street --seeds 0
 
-Stages, from image labels alone: (1) features of all windows by the pretrained ViT, several heads side by side from
-different starts, the one with the lowest training loss kept; (2) its encoder fine-tuned on the windows it finds;
-(3) where it looks, distilled into a thin scan.
+Stages, from image labels only: (1) features of all windows by the pretrained ViT, and several heads from different
+initialisations, of which the one with the lowest training loss is kept; (2) fine-tuning the encoder on the windows that
+it selects; (3) distilling the selection into a cheap scan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scenes as street
@@ -52,7 +52,7 @@ class WindowHead(nn.Module):
         self.hidden = nn.Linear(width, hidden)
         self.out = nn.Linear(hidden, 1 + len(street.CATEGORIES))
         nn.init.constant_(self.out.bias, 0.0)
-        self.out.bias.data[0] = -3.0  # the evidence of many shut windows adds up to little
+        self.out.bias.data[0] = -3.0  # so that many closed windows add little evidence
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         out = self.out(F.gelu(self.hidden(self.norm(features)))).float()
@@ -60,12 +60,12 @@ class WindowHead(nn.Module):
 
 
 class Model(nn.Module):
-    """Encoder of windows, head, and the scan that says where."""
+    """Window encoder, head, and the scan that selects windows."""
 
-    def __init__(self, weights: Path, resized: int, widths: tuple[int, int, int] = (16, 32, 48)) -> None:
+    def __init__(self, weights: Path, resized: int) -> None:
         super().__init__()
         self.vit, self.head, self.resized = vit_for(weights), WindowHead(), resized
-        self.scan = Scan(3, fold=2, widths=widths)
+        self.scan = Scan(3, fold=2)
 
     def features(self, windows: Tensor) -> Tensor:
         """(n, 3, s, s) normalised -> (n, 384): class token and mean of the patches"""
@@ -180,7 +180,7 @@ def many_heads(
 
 @torch.no_grad()
 def read_all(head: WindowHead, features: Tensor, k: int) -> Tensor:
-    """Log-probability of absence (n, 4) from the k windows that the head itself finds best."""
+    """Log-probability of absence (n, 4) from the k windows with the highest scores of the head."""
     parts = zip(*(head(part.float()) for part in features.split(20)), strict=True)
     gate, evidence = (torch.cat(part) for part in parts)
     top = gate.topk(min(k, gate.shape[1]), 1).indices
@@ -228,7 +228,7 @@ def fine_tune(
 
 
 def best_of(scores: Tensor, centres: Tensor, k: int, others: int) -> Callable[[Tensor], Tensor]:
-    """Centres of the k best windows of each scene by (n, windows) scores, and of some others at random."""
+    """Centres of the k best windows of each scene by (n, windows) scores, and of `others` random ones."""
     top = scores.topk(k, 1).indices
 
     def chosen(at: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ def best_of(scores: Tensor, centres: Tensor, k: int, others: int) -> Callable[[T
 
 
 def told_centres(data: street.Scenes, k: int) -> Callable[[Tensor], Tensor]:
-    """Centres of the signs by their boxes, then random places: an upper bound that is told where."""
+    """Centres of the signs from their boxes, then random ones: an upper bound that uses the labels."""
     device = data.images.device
 
     def chosen(at: Tensor) -> Tensor:
@@ -255,40 +255,75 @@ def told_centres(data: street.Scenes, k: int) -> Callable[[Tensor], Tensor]:
     return chosen
 
 
-# Stage 3: where, distilled into the scan
+# Stage 3: window values, distilled into the scan
 
 
-def distil(model: Model, images: Tensor, wanted_of: Tensor, *, steps: int, batch: int, lr: float) -> float:
-    """Teaches the scan the values (n, windows) of the windows around its cells, as probabilities."""
+class ScanPlan(NamedTuple):
+    """A scan and how it is trained, written as widths:steps:options, for instance 16,32,48,48:1500:zoom+classes."""
+
+    widths: tuple[int, ...]
+    steps: int
+    zoom: bool  # scenes are resized and shifted at random
+    classes: bool  # what each category's evidence is at every cell is learnt beside the score
+
+    @classmethod
+    def parse(cls, text: str) -> ScanPlan:
+        widths, steps, options = text.split(":")
+        return cls(tuple(map(int, widths.split(","))), int(steps), "zoom" in options, "classes" in options)
+
+    def build(self) -> Scan:
+        return Scan(3, fold=2, widths=self.widths, classes=len(street.CATEGORIES) if self.classes else 0)
+
+
+def placed(batch: int, zoom: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Factor (b, 1, 1) and shift (b, 1, 1, 2) of x and y, in [-1, 1] coordinates, by which scenes are resampled."""
+    if not zoom:
+        return torch.ones(batch, 1, 1, device=device), torch.zeros(batch, 1, 1, 2, device=device)
+    factor = torch.exp((torch.rand(batch, 1, 1, device=device) - 0.5) * 0.4)
+    return factor, (torch.rand(batch, 1, 1, 2, device=device) - 0.5) * 0.1
+
+
+def distil(model: Model, images: Tensor, shown: Tensor, plan: ScanPlan, *, batch: int, lr: float) -> float:
+    """Teaches the scan what windows around its cells show, (n, windows, 1 + classes), as probabilities."""
     device = images.device
     optimizer = torch.optim.AdamW(model.scan.parameters(), weight_decay=0.05, fused=device.type == "cuda")
-    target = wanted_of.view(-1, 1, ROWS, COLUMNS).float()
-    rows = model.scan.centre(torch.arange(50, device=device)) * SCALE
-    columns = model.scan.centre(torch.arange(85, device=device)) * SCALE
-    y = (rows - WINDOW / 2) / STRIDE / (ROWS - 1) * 2 - 1
-    x = (columns - WINDOW / 2) / STRIDE / (COLUMNS - 1) * 2 - 1
-    grid = torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1], -1)[None]
+    target = shown.view(-1, ROWS, COLUMNS, shown.shape[-1]).movedim(-1, 1).float()
+    height, width = images.shape[1:3]
+    rows = model.scan.centre(torch.arange(50, device=device)) * SCALE / height * 2 - 1
+    columns = model.scan.centre(torch.arange(85, device=device)) * SCALE / width * 2 - 1
+    cells = torch.stack(torch.meshgrid(rows, columns, indexing="ij")[::-1], -1)[None]  # (1, 50, 85, 2): x, y
+    first = torch.tensor([WINDOW / width - 1, WINDOW / height - 1], device=device)  # of the windows' centres
+    span = torch.tensor([(COLUMNS - 1) * STRIDE * 2 / width, (ROWS - 1) * STRIDE * 2 / height], device=device)
     last = 0.0
-    for step in range(steps):
+    for step in range(plan.steps):
         model.scan.train()
-        schedule(optimizer, [lr], step, steps, 100)
+        schedule(optimizer, [lr], step, plan.steps, 100)
         at = torch.randint(0, len(images), (batch,), device=device)
         with torch.no_grad():
             seen = colours(shrunk(images[at]), 0.3)
-            wanted = F.grid_sample(
-                target[at], grid.expand(batch, -1, -1, -1), align_corners=True, padding_mode="border"
-            )[:, 0]
+            factor, shift = placed(batch, plan.zoom, device)
+            if plan.zoom:
+                turn = torch.cat([torch.eye(2, device=device) * factor, shift.view(batch, 2, 1)], 2)
+                grid = F.affine_grid(turn, list(seen.shape), align_corners=False)
+                seen = F.grid_sample(seen, grid, align_corners=False, padding_mode="border")
+            at_cells = ((cells * factor[..., None] + shift) - first) / span * 2 - 1
+            wanted = F.grid_sample(target[at], at_cells, align_corners=True, padding_mode="border")
             if torch.rand(()) < 0.5:  # the grid of cells is not symmetric: mirrored cells lie off by a few pixels
                 seen, wanted = seen.flip(-1), wanted.flip(-1)
+            wanted = wanted.movedim(1, -1)
         with autocast(device):
-            scores = model.scan(seen)
-        each = F.binary_cross_entropy_with_logits(scores, wanted, reduction="none")
-        loss = (each * (0.02 + wanted)).sum() / (0.02 + wanted).sum()
+            if plan.classes:
+                scores, guesses = model.scan.scores_and_guesses(seen)
+                found = torch.cat([scores[..., None], guesses], -1)
+            else:
+                found, wanted = model.scan(seen)[..., None], wanted[..., :1]
+        each = F.binary_cross_entropy_with_logits(found, wanted, reduction="none")
+        loss = ((each * (0.02 + wanted)).sum((0, 1, 2)) / (0.02 + wanted).sum((0, 1, 2))).mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.scan.parameters(), 1.0)
         optimizer.step()
-        last = loss.item() if step == steps - 1 else last
+        last = loss.item() if step == plan.steps - 1 else last
     return last
 
 
@@ -320,7 +355,7 @@ def read_at(model: Model, images: Tensor, centres: Tensor) -> tuple[Tensor, Tens
 
 
 def hits(centres: Tensor, data: street.Scenes) -> dict[str, float]:
-    """Over scenes with a sign: share whose first read, and any read, has a sign's middle within the window."""
+    """Over scenes with a sign: fraction whose first window, and any window, contains a sign's centre."""
     first = some = scenes_with = 0
     for at, boxes in zip(centres.cpu().numpy(), data.boxes, strict=True):
         if not len(boxes):
@@ -338,7 +373,8 @@ def score_row(none: Tensor, labels: Tensor) -> dict[str, Any]:
 
 # The plain ViT
 
-GRIDS = {224: (11, 18), 256: (12, 21), 320: (15, 26), 384: (18, 32), 512: (24, 43)}  # as many patches, in scenes' shape
+# Patch grids of the scenes' shape, each with about as many patches as a square image of that side.
+GRIDS = {224: (11, 18), 256: (12, 21), 320: (15, 26), 384: (18, 32), 512: (24, 43)}
 
 
 class PlainViT(nn.Module):
@@ -392,7 +428,7 @@ def plain(
             "gmac": round(vit_macs(tokens) / 1e9, 3)}  # fmt: skip
 
 
-# The whole
+# The experiment
 
 
 def experiment(data: street.Scenes, held: street.Scenes, args: Any, seed: int, log: Callable[[dict], None]) -> Model:
@@ -403,7 +439,7 @@ def experiment(data: street.Scenes, held: street.Scenes, args: Any, seed: int, l
     def say(**row: Any) -> None:
         log({"seed": seed, "seconds": round(time.time() - began, 1), "resized": args.resized, **row})
 
-    model = Model(args.weights, args.resized, tuple(args.widths)).to(device)
+    model = Model(args.weights, args.resized).to(device)
     features, flipped, features_held = (all_features(model, data.images), all_features(model, data.images, flip=True),
                                         all_features(model, held.images))  # fmt: skip
     both, labels = torch.cat([features, flipped]), data.labels.repeat(2, 1)
@@ -441,25 +477,37 @@ def experiment(data: street.Scenes, held: street.Scenes, args: Any, seed: int, l
             gmac_all=round(model.macs(ROWS * COLUMNS) / 1e9, 2),
         )
 
-    with torch.no_grad():
-        shown = torch.cat([value(*model.head(part.float())[::-1]) for part in features.split(20)])
-    loss = distil(model, data.images, shown, steps=args.scan_steps, batch=32, lr=2e-3)
-    say(stage="scan", loss=round(loss, 4))
-    spots, tops = scan_centres(model, held.images, 32)
-    gate, evidence = read_at(model, held.images, spots)
-    for k in (1, 2, 4, 8, 16, 32):
-        say(stage="scan", reads=k, **score_row(noisy_or(evidence[:, :k], gate[:, :k]), held.labels),
-            gmac=round(model.macs(k) / 1e9, 3), **hits(spots[:, :k], held))  # fmt: skip
-
-    lengths(model, data, held, tops, gate, evidence, say)
+    shown = shown_by(model.head, features)
+    for text in args.scans:
+        plan = ScanPlan.parse(text)
+        model.scan = plan.build().to(device)
+        loss = distil(model, data.images, shown, plan, batch=32, lr=2e-3)
+        say(stage="scan", plan=text, loss=round(loss, 4))
+        spots, tops = scan_centres(model, held.images, 64)
+        gate, evidence = read_at(model, held.images, spots)
+        for k in (1, 2, 4, 8, 16, 32, 64):
+            say(stage="scan", plan=text, reads=k, **score_row(noisy_or(evidence[:, :k], gate[:, :k]), held.labels),
+                gmac=round(model.macs(k) / 1e9, 3), **hits(spots[:, :k], held))  # fmt: skip
+        lengths(model, data, held, tops[:, :32], gate[:, :32], evidence[:, :32], say)
     return model
+
+
+@torch.no_grad()
+def shown_by(head: WindowHead, features: Tensor) -> Tensor:
+    """(n, windows, 1 + classes): the probability that a window shows any category, and each."""
+    parts = []
+    for part in features.split(20):
+        gate, evidence = head(part.float())
+        each = evidence.float().sigmoid() * gate.float().sigmoid()[..., None]
+        parts.append(torch.cat([value(evidence, gate)[..., None], each], -1))
+    return torch.cat(parts)
 
 
 def lengths(
     model: Model, data: street.Scenes, held: street.Scenes, tops: Tensor, gate: Tensor, evidence: Tensor,
     say: Callable[..., None],
 ) -> None:  # fmt: skip
-    """Reading stops below a floor on scores, which a mean length on training scenes sets."""
+    """Stops reading below a floor on scores, chosen for a given mean length on training scenes."""
     _, seen = scan_centres(model, data.images, 32)
     signs = np.array([len(boxes) for boxes in held.boxes])
     for wanted in (1, 2, 4, 8):
@@ -501,14 +549,15 @@ def main() -> None:
     parser.add_argument("--head-steps", type=int, default=2000)
     parser.add_argument("--keep", type=int, default=32)
     parser.add_argument("--tune-steps", type=int, default=1200)
-    parser.add_argument("--scan-steps", type=int, default=1500)
     parser.add_argument("--refresh", type=int, default=300)
     parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--plain", type=int, nargs="*", default=[])
     parser.add_argument("--plain-steps", type=int, default=1200)
     parser.add_argument("--only", choices=("all", "told", "tape", "plain"), nargs="+", default=["all"])
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4], help="learning rates of the plain ViTs")
-    parser.add_argument("--widths", type=int, nargs=3, default=[16, 32, 48], help="channels of the scan")
+    parser.add_argument(
+        "--scans", nargs="+", default=["16,32,48,48:1500:"], help="scans to train, as ScanPlan reads them"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,8 @@
-"""A thin look at every place of a large image, and windows at full resolution for the few places that are read."""
+"""A cheap scan of a large image, and windows at full resolution at the few places that are read."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -8,44 +10,53 @@ from torch import Tensor, nn
 
 
 class Scan(nn.Module):
-    """Scores for cells of 16 pixels: unshuffled by `fold` (so 16 = 4 × fold), then three or four thin convolutions.
+    """Scores for cells of an image: unshuffled by `fold`, a 2 × 2 convolution, then one of 3 × 3 for each stride.
 
-    A cell sees 64 pixels around it (of what it is given). Batch norms, since a LayerNorm over 16 channels of millions
-    of places takes longer than the convolutions.
+    Batch norms, since a LayerNorm over 16 channels of millions of places takes longer than the convolutions. With
+    `classes`, a second map guesses the class at every cell, which the mixture needs.
     """
 
-    def __init__(self, channels: int, fold: int = 4, widths: tuple[int, int, int] = (16, 32, 48)) -> None:
+    def __init__(
+        self,
+        channels: int,
+        fold: int = 4,
+        widths: tuple[int, ...] = (16, 32, 48, 48),
+        strides: tuple[int, ...] = (2, 2, 1),
+        classes: int = 0,
+    ) -> None:
         super().__init__()
-        a, b, c = widths
-        self.fold = fold
-        folded = channels * fold * fold
-        self.layers = nn.Sequential(
-            nn.Conv2d(folded, a, 2, bias=False),
-            nn.BatchNorm2d(a),
-            nn.GELU(),
-            nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False),
-            nn.BatchNorm2d(b),
-            nn.GELU(),
-            nn.Conv2d(b, c, 3, stride=2, padding=1, bias=False),
-            nn.BatchNorm2d(c),
-            nn.GELU(),
-            nn.Conv2d(c, c, 3, padding=1, bias=False),
-            nn.BatchNorm2d(c),
-            nn.GELU(),
-        )
-        self.score = nn.Conv2d(c, 1, 1)
+        self.fold, self.strides = fold, strides
+
+        def conv(i: int, o: int, kernel: int, stride: int = 1, padding: int = 0) -> list[nn.Module]:
+            return [nn.Conv2d(i, o, kernel, stride, padding, bias=False), nn.BatchNorm2d(o), nn.GELU()]
+
+        layers = conv(channels * fold * fold, widths[0], 2)
+        for i, o, stride in zip(widths[:-1], widths[1:], strides, strict=True):
+            layers += conv(i, o, 3, stride, 1)
+        self.layers = nn.Sequential(*layers)
+        self.score = nn.Conv2d(widths[-1], 1, 1)
+        self.guess = nn.Conv2d(widths[-1], classes, 1) if classes else None
+
+    def features(self, images: Tensor) -> Tensor:
+        """(b, ch, H, W) -> (b, c, h, w)"""
+        x = F.pixel_unshuffle(images, self.fold).contiguous(memory_format=torch.channels_last)
+        return self.layers(F.pad(x, (0, 1, 0, 1)))  # a cell's 2 × 2 begins at its own corner
 
     def forward(self, images: Tensor) -> Tensor:
         """(b, ch, H, W) -> scores (b, h, w), fp32"""
-        x = F.pixel_unshuffle(images, self.fold).contiguous(memory_format=torch.channels_last)
-        x = self.layers(F.pad(x, (0, 1, 0, 1)))  # a cell's 2 × 2 begins at its own corner
-        return self.score(x)[:, 0].float()
+        return self.score(self.features(images))[:, 0].float()
+
+    def scores_and_guesses(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(b, ch, H, W) -> scores (b, h, w) and class logits (b, h, w, classes), fp32"""
+        assert self.guess is not None
+        x = self.features(images)
+        return self.score(x)[:, 0].float(), self.guess(x).movedim(1, -1).float()
 
     def stride(self) -> int:
-        return 4 * self.fold
+        return self.fold * math.prod(self.strides)
 
     def centre(self, cells: Tensor) -> Tensor:
-        """Pixel at the middle of what cell (row or column) `cells` sees: its first 2 × 2 spans 2 × fold pixels."""
+        """Centre pixel of the receptive field of `cells` (rows or columns): the first 2 × 2 spans 2 × fold pixels."""
         return cells * self.stride() + self.fold
 
     def macs(self, height: int, width: int) -> int:
@@ -59,7 +70,7 @@ class Scan(nn.Module):
 
 
 def choose(scores: Tensor, k: int, spread: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """The k highest cells of (b, h, w), neighbours of a higher one left out: rows, columns and scores, each (b, k)."""
+    """The k highest cells of (b, h, w) without neighbours of higher ones: rows, columns and scores, each (b, k)."""
     b, _, w = scores.shape
     around = F.max_pool2d(scores[:, None], 2 * spread + 1, stride=1, padding=spread)[:, 0]
     peaks = scores.masked_fill(scores < around, float("-inf"))
@@ -105,7 +116,7 @@ class Convolutions(nn.Module):
 
 
 def value(evidence: Tensor, gate: Tensor | None = None) -> Tensor:
-    """Probability that a window shows anything that is asked for: (…, classes) -> (…)"""
+    """Probability that a window shows any of the classes: (…, classes) -> (…)"""
     shown = 1 - (1 - evidence.float().sigmoid()).prod(-1)
     return shown if gate is None else shown * gate.float().sigmoid()
 
@@ -116,6 +127,16 @@ def noisy_or(evidence: Tensor, gate: Tensor | None = None) -> Tensor:
     if gate is not None:
         p = p * gate.float().sigmoid()[..., None]
     return torch.log1p(-p.clamp(max=1 - 1e-6)).sum(1)
+
+
+def mixture_loss(scores: Tensor, guesses: Tensor, targets: Tensor) -> Tensor:
+    """-log Σ_w softmax(scores)_w p_w(c), the mean over the classes c that are present.
+
+    (b, h, w), (b, h, w, classes), (b, classes). A cell whose guess is right where others' are not rises.
+    """
+    share = scores.flatten(1).log_softmax(1)
+    mixed = (share[..., None] + guesses.flatten(1, 2).log_softmax(-1)).logsumexp(1)
+    return -(mixed * targets).sum() / targets.sum()
 
 
 def presence_loss(log_none: Tensor, targets: Tensor) -> Tensor:

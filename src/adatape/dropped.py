@@ -1,4 +1,4 @@
-"""Options that older config.json files name and this version has not: renamed ones are read, removed ones if unused."""
+"""Options of older config.json files: removed ones are ignored at their neutral value, renamed ones are read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 LAST_WITH_ALL = "version 0.1.0 at commit 1421723"
 PLACES = ("reading", "options", "wrap")  # of the model
-# A removed option, and the value that means that it was not used.
+# Removed options, each with the value at which it had no effect.
 NEUTRAL: dict[str, Any] = {
     "doubts": False,
     "haste": 1.0,
@@ -20,11 +20,11 @@ NEUTRAL: dict[str, Any] = {
     "still": None,
 }
 READERS = ("selective",)
-RENAMED = {"hide": "bank_dropout", "noise": "query_noise"}  # an option: its name before, its name today
+RENAMED = {"hide": "bank_dropout", "noise": "query_noise"}  # former name to present name
 
 
 def without_dropped(text: str | bytes, prefix: str = "") -> str | bytes:
-    """The JSON of an experiment by today's names, without removed options; other text is left for its reader."""
+    """The JSON of an experiment without removed options and with present names; invalid JSON is returned unchanged."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -38,13 +38,13 @@ def without_dropped(text: str | bytes, prefix: str = "") -> str | bytes:
 
 
 def is_dropped(name: str, value: Any) -> bool:
-    """Whether a field by its dotted name is a removed option that was not used."""
+    """Whether a dotted field name is a removed option at its neutral value."""
     *place, option = name.split(".")
     return place in [["model", each] for each in PLACES] and option in NEUTRAL and NEUTRAL[option] == value
 
 
 def refuse_renamed(names: Iterable[str], where: str = "") -> None:
-    """Old names belong to old files; whoever types one is told the name that it has today."""
+    """Raises for a former name that is typed, not read from a file, with its present name."""
     for name in names:
         if name in RENAMED:
             raise ValueError(f"{where}{name} is now called {where}{RENAMED[name]}")
@@ -59,7 +59,7 @@ def _without(model: dict[str, Any], place: str, where: str) -> bool:
     for name in dropped:
         value = options.pop(name)
         if value != NEUTRAL[name]:
-            raise ValueError(f"{where}.{name} is {value!r}; {name} was removed: {LAST_WITH_ALL} has it")
+            raise ValueError(f"{where}.{name} is {value!r}; {name} was removed, use {LAST_WITH_ALL}")
     renamed = [name for name in RENAMED if name in options]
     for name in renamed:
         if RENAMED[name] in options:
@@ -70,4 +70,4 @@ def _without(model: dict[str, Any], place: str, where: str) -> bool:
 
 def _check_reader(options: dict[str, Any], where: str) -> None:
     if options.get("reader") in READERS:
-        raise ValueError(f"{where} is {options['reader']!r}; that reader was removed: {LAST_WITH_ALL} has it")
+        raise ValueError(f"{where} is {options['reader']!r}; this reader was removed, use {LAST_WITH_ALL}")

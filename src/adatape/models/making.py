@@ -1,4 +1,4 @@
-"""How an AdaTape is made: around a ViT that exists, or from scratch under a name of timm's registry."""
+"""Builds an AdaTape around an existing ViT (`wrap`) or from scratch (`build`), and registers the latter with timm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOIN_FIELDS = [field.name for field in dataclasses.fields(TapeJoin)]
 
 
 class WrapOptions(TypedDict, total=False):
-    """`reader` and the fields of `TapeJoin` and `Reading`, for type checkers; a test holds that they are the same."""
+    """`reader` and the fields of `TapeJoin` and `Reading`, for type checkers; a test compares them."""
 
     reader: ReaderName
     layer: int
@@ -55,11 +55,11 @@ def wrap(
     reading: Reading | None = None,
     **options: Unpack[WrapOptions],
 ) -> AdaTape:
-    """AdaTape around a ViT that exists already, and computes what the ViT does until it is trained.
+    """Adds a tape to an existing ViT; before training the output is the ViT's.
 
-    `options` are `reader` and fields of `TapeJoin` and `Reading`. The bank starts from the ViT's patch embedding.
-    `gate` is True by default; `gate=False` lets every head look at the tape at once. The ViT keeps its blocks:
-    tape_ffn with "blocks" needs one that was built with `block_fn=TapeBlocksFrom(layer)`.
+    `options` are `reader` and fields of `TapeJoin` and `Reading`. The bank is initialised from the ViT's patch
+    embedding. `gate` is True by default; with `gate=False` all heads attend to the tape from the start. The ViT's
+    blocks are kept: a tape_ffn with "blocks" needs a ViT built with `block_fn=TapeBlocksFrom(layer)`.
     """
     check_backbone(vit)
     fields, join, rest = split_options(dict(options))
@@ -72,7 +72,7 @@ def wrap(
 
 
 def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Fields of `Reading`, fields of `TapeJoin`, and what is left."""
+    """Splits options into fields of `Reading`, fields of `TapeJoin`, and the others."""
     refuse_renamed(options)
     fields, options = split(options, READING_FIELDS)
     return fields, *split(options, JOIN_FIELDS)
@@ -89,7 +89,7 @@ def make_bank(bank: BankName | Bank, vit: VisionTransformer, patch: int, bank_si
 
 
 def default_reading(bank: BankName | Bank, large: bool = False) -> Reading:
-    """The paper's hyper-parameter table: the two training tricks go with a learnable bank, τ = 1 with large + input."""
+    """The paper's hyper-parameters: noise and hidden tokens for a learned bank, τ = 1 for large with an input bank."""
     if bank == "learn":
         return Reading(query_noise=0.01, bank_dropout=0.1)
     return Reading(threshold=1.0) if large else Reading()
