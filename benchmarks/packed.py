@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import adatape
 from adatape.config import Reading
-from adatape.measure.speed import interleaved, repeats_within, spread
+from adatape.evaluate.speed import interleaved, repeats_within, spread
 from adatape.models import AViT
 from adatape.models.avit import tokens_per_layer
 from adatape.records import Tape

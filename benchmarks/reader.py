@@ -15,8 +15,8 @@ from torch import Tensor
 
 from adatape.banks import Bank, InputBank, LearnedBank
 from adatape.config import Reading
+from adatape.evaluate.speed import repeats_within, seconds_per_call
 from adatape.graph import WARM_UP_CALLS, captured
-from adatape.measure.speed import repeats_within, seconds_per_call
 from adatape.reader import TapeReader
 
 ROUNDS, SECONDS = 9, 0.05

@@ -36,7 +36,9 @@ from adatape.config import Images
 from adatape.data.images import open_images
 from adatape.train.folder import load_config
 
-SERVER = "import sys; from pathlib import Path; from adatape.show.serve import serve; serve(Path(sys.argv[1]), port=0)"
+SERVER = (
+    "import sys; from pathlib import Path; from adatape.report.serve import serve; serve(Path(sys.argv[1]), port=0)"
+)
 WARM_UP, DIFFERENT = 0.5, 64
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # shared, since creating one takes longer than many requests
 

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from record import Row, add_rows
 
-from adatape.measure.sides import How, build_side
-from adatape.show.bench import Spec, reference_of, spec_of
+from adatape.evaluate.bench import Spec, reference_of, spec_of
+from adatape.evaluate.sides import How, build_side
 
 OF_ENVIRONMENT = ("hardware", "torch", "commit", "date")  # fields of every row
 

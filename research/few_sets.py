@@ -18,7 +18,7 @@ from PIL import Image
 
 from adatape.data.images import open_images
 from adatape.data.imageset import ImageSet
-from adatape.show.transfer import data_named
+from adatape.train.fewshot import data_named
 
 SIDE = 32
 OF_EACH_CLASS, AT_FIRST = 100, 10_000

@@ -25,15 +25,15 @@ from torch import Tensor, nn
 
 from adatape.config import Images
 from adatape.data.loaders import Labelled
+from adatape.evaluate.budget import apply_budget, look, scaled_budget
+from adatape.evaluate.difficulty import spearman
+from adatape.evaluate.reading import Reads, collect
+from adatape.evaluate.speed import seconds_per_call
 from adatape.graph import WARM_UP_CALLS, Tensors, captured
-from adatape.measure.budget import apply_budget, look, scaled_budget
-from adatape.measure.difficulty import spearman
-from adatape.measure.reading import Reads, collect
-from adatape.measure.speed import seconds_per_call
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
-from adatape.show.budget import test_batches
-from adatape.show.transfer import print_fewshot
+from adatape.train.evaluate import test_batches
+from adatape.train.fewshot import fewshot_run
 from adatape.train.folder import load_run
 
 EIGHTHS = (0, 1, 2, 4, 6, 8)  # budgets, in eighths of the maximum
@@ -57,7 +57,9 @@ def look_closer(folder: Path, device: str, fewshot: Sequence[str] = ()) -> None:
         put(folder / "reading.json", saturation(model, reads))
         put(folder / "budgets.json", at_budgets(model, test))
     if fewshot:
-        found = {Path(on).name: print_fewshot(folder, on, SHOTS, DRAWS, L2, device)["summary"] for on in fewshot}
+        found = {
+            Path(on).name: fewshot_run(folder, on, SHOTS, DRAWS, L2, device).as_dict()["summary"] for on in fewshot
+        }
         put(folder / "fewshot.json", found)
     certainty, length = reads.certainty.half().numpy(), reads.length.to(torch.uint8).numpy()
     np.savez_compressed(folder / "images.npz", certainty=certainty, length=length)

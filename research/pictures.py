@@ -18,8 +18,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from parity_tables import ADATAPE, LENGTHS, Run, runs_in
 from rows import RESULTS, read_rows
 
-from adatape.show.pictures.speed import draw_speed
-from adatape.show.pictures.style import ALERT, BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, picture, tidy
+from adatape.report.pictures.speed import draw_speed
+from adatape.report.pictures.style import ALERT, BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, picture, tidy
 
 IMAGES = RESULTS.parent / "docs" / "images"
 BESIDE = [(7, 4), (7, -11), (-7, 4), (-7, -11)]

@@ -147,7 +147,7 @@ def children_of(pid: int) -> list[int]:
 
 SERVER = """
 import json, os, resource, sys, traceback
-import adatape.cli, adatape.show.training, sklearn.datasets
+import adatape.cli, adatape.report.tables, adatape.report.terminal, adatape.train.launch, sklearn.datasets
 try:
     import torch.utils.tensorboard
 except ImportError:

@@ -20,7 +20,7 @@ from small_runs import in_the_long_suite
 
 from adatape import cli
 from adatape.recipes.parity import parity_small
-from adatape.show import demo
+from adatape.report import demo
 from adatape.train.sweep import combinations, with_settings
 from adatape.validation import call_checked
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import adatape.models  # noqa: F401  registers the models
 from adatape.config import Reading, SequenceModel
 from adatape.data.parity import held_out_set
-from adatape.measure.cost import cost, total
+from adatape.evaluate.cost import cost, total
 from adatape.models.sequence import build_sequence_model
 
 # GFLOPs of the paper's AdaTape rows: GLU at append and in the blocks, 18,291 classes, all ten tokens.

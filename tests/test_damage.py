@@ -14,7 +14,8 @@ import pytest
 from small_runs import LONG, fingerprint, no_watch, tiny
 
 from adatape import cli
-from adatape.show.figures import print_figures
+from adatape.report.figures import write_figures
+from adatape.report.tables import figures_table
 from adatape.train.journal import DAMAGED, METRICS, Journal, read_metrics
 from adatape.train.run import run
 
@@ -142,17 +143,15 @@ ODD_FIGURES = [
 
 
 @pytest.mark.parametrize("family", ["adatape", "parity adatape"] if LONG else ["parity adatape"])
-def test_figures_of_a_damaged_log_are_drawn_and_the_damage_is_counted_once(
-    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_of_a_damaged_log_are_drawn_and_the_damage_is_counted_once(family: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run(tiny(family, steps=2, evaluate_every=1), out, "cpu", no_watch)
     with (out / METRICS).open("ab") as file:
         file.writelines(line + b"\n" for line in [*ODD_LINES, *(json.dumps(each).encode() for each in ODD_FIGURES)])
     before = (out / METRICS).read_bytes()
-    made = print_figures(out, "cpu", samples=20)
-    assert "training" in made["figures"]
-    assert f"{out / METRICS} has damaged lines, left out here: {len(ODD_LINES)}" in capsys.readouterr().out
+    made = write_figures(out, "cpu", samples=20)
+    assert "training" in made.figures
+    assert f"{out / METRICS} has damaged lines, left out here: {len(ODD_LINES)}" in figures_table(made).notes
     assert (out / METRICS).read_bytes() == before
     assert not (out / DAMAGED).exists()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from adatape.measure.difficulty import spearman
+from adatape.evaluate.difficulty import spearman
 
 
 def test_only_order_counts() -> None:

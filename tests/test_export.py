@@ -16,12 +16,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from adatape.banks import LearnedBank
 from adatape.config import Experiment, ImageModel, Images, Optimizer, Parity, Reading, SequenceModel
-from adatape.export import SUFFIX, Exported, arguments, export_model, export_run, open_export
+from adatape.export import SUFFIX, Exported, arguments, export_model, export_run, open_export, write_export
 from adatape.models import PonderNet
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.models.join import TapeJoin
-from adatape.show.export import print_export
+from adatape.report.tables import export_table
 from adatape.train.folder import load_run, prepare
 from adatape.train.task import build_for
 from adatape.train.weights import write_weights
@@ -245,8 +245,10 @@ def test_a_model_that_draws_its_answer_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_says_how_far_the_file_is_from_the_model(made: Any, tmp_path: Path, capsys: Any) -> None:
-    found = json.loads(json.dumps(print_export(made("parity", "onnx").folder, "torch", tmp_path / "new" / "m.pt2")))
+    made_now = write_export(made("parity", "onnx").folder, "torch", tmp_path / "new" / "m.pt2")
+    found = json.loads(made_now.to_json())
     assert found["bytes"] == Path(found["out"]).stat().st_size
     assert [each["length"] for each in found["checks"]] == [0, 1, 2, 2, 3]
     assert found["largest_difference"] <= 1e-5
-    assert "m.pt2" in capsys.readouterr().out
+    assert "m.pt2" in export_table(made_now).notes[-1]
+    assert capsys.readouterr() == ("", "")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import adatape.models  # noqa: F401  registers the models
-from adatape.measure.fewshot import (
+from adatape.evaluate.fewshot import (
     FewShot,
     Spread,
     best_l2,

@@ -19,11 +19,12 @@ from annotated_types import BaseMetadata
 from fuzz_inputs import carried_out, make_case, wrong_with
 from small_runs import LONG, contents, no_watch, tiny
 
-from adatape import cli, config
+from adatape import config
 from adatape.config import Experiment, ImageModel, from_dict, to_dict
-from adatape.show.serve import Server
+from adatape.serve.server import Server
 from adatape.train.folder import load_config
 from adatape.train.half_made import absent_folders, removed_on_failure
+from adatape.train.launch import Swept
 from adatape.train.loop import Trainer
 from adatape.train.run import run
 from adatape.train.sweep import with_fields
@@ -321,9 +322,10 @@ def test_what_somebody_else_put_there_is_not_removed(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
-    cli._print_json({"a": math.nan, "b": [math.inf, {"c": -math.inf}], "d": (1.5, "NaN")}, wanted=True)
-    assert capsys.readouterr().out == '{"a": null, "b": [null, {"c": null}], "d": [1.5, "NaN"]}\n'
+def test_json_has_null_for_what_is_not_finite() -> None:
+    found = Swept([{"a": math.nan, "b": [math.inf, {"c": -math.inf}], "d": (1.5, "NaN")}], Path("out"))
+    written = '{"rows": [{"a": null, "b": [null, {"c": null}], "d": [1.5, "NaN"]}], "out": "out"}'
+    assert found.to_json() == written
 
 
 def interrupt(*_: Any, **__: Any) -> None:
@@ -342,8 +344,8 @@ def broken_import(*_: Any, **__: Any) -> None:
 def test_ctrl_c_is_one_line_and_exit_code_130(
     how: Callable[..., None], verb: str, runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("training.print_evaluation", "figures.print_figures", "report.print_report"):
-        monkeypatch.setattr(f"adatape.show.{name}", how)
+    for name in ("train.launch.evaluate_run", "report.figures.write_figures", "report.page.write_report"):
+        monkeypatch.setattr(f"adatape.{name}", how)
     ended = carried_out([verb, str(runs[0])])
     assert (ended.code, ended.err) == (130, "adatape: stopped\n")
 

@@ -64,10 +64,10 @@ def test_the_command_without_its_extra_says_the_one_line_that_installs_it() -> N
 @pytest.mark.parametrize(
     ("library", "module", "arguments", "extra"),
     [
-        ("fastapi", "adatape.show.serve", "serve", "serve"),
-        ("matplotlib", "adatape.show.figures", "figures run", "plot"),
-        ("rich", "adatape.show.recipes", "recipes", "cli"),
-        ("pydantic", "adatape.show.recipes", "recipes", "cli"),
+        ("fastapi", "adatape.serve.server", "serve", "serve"),
+        ("matplotlib", "adatape.report.figures", "figures run", "plot"),
+        ("rich", "adatape.report.terminal", "recipes", "cli"),
+        ("pydantic", "adatape.evaluate.recipes", "recipes", "cli"),
     ],
 )
 def test_a_verb_without_its_extra_says_the_one_line_that_installs_it(
@@ -91,8 +91,8 @@ def test_a_verb_without_its_extra_says_the_one_line_that_installs_it(
 
 
 def test_a_library_of_no_extra_is_an_error_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "adatape.show.recipes", None)
-    with pytest.raises(ModuleNotFoundError, match=r"adatape\.show\.recipes"):
+    monkeypatch.setitem(sys.modules, "adatape.evaluate.recipes", None)
+    with pytest.raises(ModuleNotFoundError, match=r"adatape\.evaluate\.recipes"):
         cli.main(["recipes"])
     assert how_to_install("torch.nn") is None
     assert how_to_install(None) is None

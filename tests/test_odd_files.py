@@ -35,7 +35,7 @@ from adatape.data.workers import WorkerDied
 from adatape.recipes import RECIPES
 from adatape.serve.pictures import picture
 from adatape.serve.served import PACKAGED, load_served
-from adatape.show.transfer import data_named
+from adatape.train.fewshot import data_named
 from adatape.train.folder import load_config
 from adatape.train.run import run
 

@@ -18,7 +18,7 @@ import adatape
 import adatape.models
 from adatape.banks import InputBank, LearnedBank
 from adatape.config import ImageModel
-from adatape.measure.cost import cost, total
+from adatape.evaluate.cost import cost, total
 from adatape.models import AdaTape
 from adatape.train.release import release
 from adatape.train.task import build_image_model

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from adatape.atr import highest
 from adatape.config import Reading
-from adatape.measure.cost import cost, total
+from adatape.evaluate.cost import cost, total
 
 SMALL = {"img_size": 32, "patch_size": 8, "bank_patch": 4, "bank_size": 60, "steps": 12}
 SMALL |= {"depth": 3, "embed_dim": 192, "num_heads": 3, "num_classes": 5}

@@ -28,14 +28,15 @@ from PIL import Image
 from small_runs import QUIET, tiny
 
 from adatape.config import to_dict
+from adatape.report.serve import serve
 from adatape.serve.app import create_app
 from adatape.serve.batcher import Batcher, Draining, Full, Waiting
 from adatape.serve.budgets import Setting, setting_of, within_latency
 from adatape.serve.engine import scaled
 from adatape.serve.pictures import picture
 from adatape.serve.served import Served, load_served
+from adatape.serve.server import Server
 from adatape.serve.service import Limits
-from adatape.show.serve import Server, serve
 from adatape.train.folder import WEIGHTS, write
 from adatape.train.task import build_for
 from adatape.train.weights import write_weights
@@ -731,8 +732,8 @@ def test_an_answer_is_sent_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_command_listens_asks_for_its_token_and_ends_on_sigterm(folder: Path) -> None:
-    code = "import sys; from pathlib import Path; from adatape.show.serve import serve;"
-    code += "print(serve(Path(sys.argv[1]), '0.0.0.0', 0, 's3cret', device='cpu'))"
+    code = "import sys; from pathlib import Path; from adatape.report.serve import serve;"
+    code += "print(serve(Path(sys.argv[1]), '0.0.0.0', 0, 's3cret', device='cpu').as_dict())"
     command = [sys.executable, "-u", "-c", code, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=QUIET) as process:
         try:

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import adatape.models  # noqa: F401  registers the models
-from adatape.measure.cost import cost, total
-from adatape.measure.paper import ROWS
+from adatape.evaluate.cost import cost, total
+from adatape.evaluate.paper import ROWS
 from adatape.models.registry import default_cfgs
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2, "num_classes": 4}

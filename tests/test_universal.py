@@ -7,7 +7,7 @@ import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from adatape.measure.cost import cost, total
+from adatape.evaluate.cost import cost, total
 from adatape.models.universal import Universal, UniversalStage, UViT, sinusoid
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2, "num_classes": 5}

@@ -161,10 +161,17 @@ class SequenceModel(Record):
 class Parity(Record):
     """The parity task: is the number of ones among symbols -1, 0, 1 odd?"""
 
+    source: ClassVar[str] = "parity"
+    image_size: ClassVar[None] = None
+    exif_orientation: ClassVar[bool] = False
     length: Width = 32
     """symbols per sequence (N)"""
     held_out: Annotated[int, Ge(1), Le(10_000_000)] = 6400
     """sequences in the fixed test set, and in the validation set that stops a run"""
+
+    @property
+    def sequence_length(self) -> int | None:
+        return self.length
 
 
 Crop = Literal["none", "inception", "pad"]
@@ -207,6 +214,7 @@ class Images(Record):
 
     may_fetch: ClassVar[bool] = True
     """whether it may be downloaded or read from a URL"""
+    sequence_length: ClassVar[None] = None
     source: Source = "digits"
     path: str | None = None
     """the folder, or the shards as path or URL with {000..123} for numbers; digits needs none"""
@@ -229,6 +237,10 @@ class Images(Record):
     """number of training images; required for shards, which do not store it"""
     exif_orientation: bool = False
     """rotate images by their EXIF orientation; recipes set it, a config.json without this field means false"""
+
+    @property
+    def image_size(self) -> int | None:
+        return self.size
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ import copy
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -26,6 +28,7 @@ import adatape
 from adatape.config import Experiment, ImageModel, Images, to_dict
 from adatape.data.decode import one_line
 from adatape.data.sets import open_set
+from adatape.evaluate.result import Result
 from adatape.extras import how_to_install
 from adatape.models.adaptive import Adaptive
 from adatape.reader import TapeReader
@@ -40,6 +43,7 @@ SUFFIX: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2"}
 AXES = {"images": "batch", "symbols": "batch", "slots": "length"}
 # torch.export specialises sizes 0 and 1 and ties equal sizes together, so these differ and are above 1.
 TRACED_BATCH, TRACED_SLOTS = 3, 2
+COMPARED_BATCHES = (1, 2, 4, 5, 8)
 
 
 class Exported(NamedTuple):
@@ -288,3 +292,50 @@ def _open_onnx(path: Path) -> Callable[[dict[str, Tensor]], Exported]:
         return Exported(found[0], found[1] if len(found) > 1 else None)
 
     return answer
+
+
+class Difference(NamedTuple):
+    """The largest difference of a logit between an exported file and the model that it came from."""
+
+    batch: int
+    length: int | None  # tape tokens that may be read; None without a tape
+    difference: float
+
+
+@dataclass(frozen=True)
+class ExportResult(Result):
+    out: Path
+    to: Format
+    bytes: int
+    seconds: float
+    checks: list[Difference]
+    """empty without onnxruntime, which ONNX files need to be compared"""
+    largest_difference: float | None
+
+
+def write_export(folder: Path, to: Format = "onnx", out: Path | None = None, trust: bool = False) -> ExportResult:
+    """Writes a run's model for other programs, and compares it with the model at sizes that it was not traced at."""
+    began = time.perf_counter()
+    path = export_run(folder, to, out, trust)
+    seconds = time.perf_counter() - began
+    checks = [] if to == "onnx" and find_spec("onnxruntime") is None else compare(path, *load_run(folder, trust=trust))
+    largest = max((each.difference for each in checks), default=None)
+    return ExportResult(path, to, path.stat().st_size, seconds, checks, largest)
+
+
+def compare(path: Path, experiment: Experiment, model: Adaptive) -> list[Difference]:
+    """Both at several sizes of batch and tape, at the trained threshold."""
+    answer, model = open_export(path), model.eval()
+    found = []
+    for n, batch in enumerate(COMPARED_BATCHES):
+        x, length, threshold = example_for(experiment, model, batch, seed=n), None, 1.0
+        reader = model.tape_reader()
+        if reader is not None:
+            reading = reader.reading
+            length, threshold = round(n * reading.steps / (len(COMPARED_BATCHES) - 1)), reading.threshold
+            model.set_budget(length, threshold)
+        with torch.no_grad():
+            logits = model(x)
+        away = answer(arguments(model, x, length or 0, threshold)).logits - logits
+        found.append(Difference(batch, length, float(away.abs().max())))
+    return found

@@ -6,6 +6,7 @@ EXTRA_OF = {
     "tyro": "cli",
     "rich": "cli",
     "pydantic": "cli",
+    "jinja2": "cli",
     "sklearn": "train",
     "scipy": "train",
     "tensorboard": "train",

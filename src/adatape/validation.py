@@ -222,6 +222,14 @@ def _limit(problem: Problem) -> str:
     return KINDS.get(kind) or problem["msg"]
 
 
+def value_of(text: str) -> Any:
+    """What was typed as JSON where it is some, else as text."""
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return float(text) if text == "inf" else text
+
+
 def first_line(error: BaseException) -> str:
     """An exception's text on one line of at most REASON characters."""
     text = " ".join(str(error).split()) or type(error).__name__

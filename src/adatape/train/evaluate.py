@@ -15,7 +15,7 @@ from adatape.config import Experiment
 from adatape.data.batch import Part
 from adatape.data.loaders import Labelled, fixed_chunks
 from adatape.data.sets import open_set
-from adatape.measure.accuracy import Score, score
+from adatape.evaluate.accuracy import Score, score
 from adatape.models.adaptive import Adaptive
 from adatape.train.distributed import gathered
 

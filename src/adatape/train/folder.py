@@ -18,7 +18,7 @@ import torch
 
 import adatape
 from adatape.config import Budget, Experiment, NotNegative, Parity, Share, Whole, to_dict
-from adatape.measure.budget import apply_budget
+from adatape.evaluate.budget import apply_budget
 from adatape.models.adaptive import Adaptive
 from adatape.reader import TapeReader
 from adatape.train.files import PARTIAL, whole

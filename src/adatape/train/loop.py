@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adatape.config import Experiment
 from adatape.data.batch import Batch, Part
+from adatape.evaluate.accuracy import Score, score
 from adatape.graph import captured
 from adatape.keyed import key_of
-from adatape.measure.accuracy import Score, score
 from adatape.records import Output
 from adatape.train.checkpoint import load, save
 from adatape.train.distributed import gathered, spread, summed

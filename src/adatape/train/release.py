@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,14 @@ from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
 import adatape.models  # noqa: F401  registers the names
-from adatape.config import Budget
-from adatape.train.identity import Identity
+from adatape.config import Budget, ImageModel
+from adatape.data.augment import SHORT_SIDE
+from adatape.data.sets import LabelledSet, open_set
+from adatape.evaluate.result import Result
+from adatape.train.folder import load_result, load_run
+from adatape.train.identity import Identity, identity
 from adatape.train.weights import FORMAT, stamp
+from adatape.validation import read_object
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 NAMED = 3  # tensors named in an error message; further ones are counted
@@ -61,6 +68,52 @@ Loading reads `{weights}` and `{config}`; neither can execute code.
 
 Licence: {licence}.
 """
+
+
+@dataclass(frozen=True)
+class Released(Result):
+    out: Path
+    accuracy: float
+
+
+def release_to_folder(folder: Path, to: Path, trust: bool = False) -> Released:
+    """Writes a finished run's weights, config and model card in timm's hub format."""
+    experiment, model = load_run(folder, trust=trust)
+    data, settings = experiment.data, experiment.model
+    if not isinstance(settings, ImageModel):
+        raise ValueError(f"{folder} is a run on {type(data).__name__}; timm's format is for models of images")
+    test = open_set(data, "test")
+    channels, size, _ = test.shape
+    shape = {"img_size": size, "in_chans": channels, "num_classes": test.classes}
+    result, env = load_result(folder), read_object(folder / "env.json") if (folder / "env.json").is_file() else {}
+    command = str(env.get("command", "the command is not known"))
+    wrapped = {} if settings.wrap is None else {"backbone": settings.name, **settings.wrap}
+    release(
+        model,
+        "adatape" if wrapped else settings.name,
+        {**shape, **settings.options, **wrapped},
+        to,
+        result=result,
+        command=command,
+        classes=test.names,
+        input_size=(channels, size, size),
+        mean=(0.5,) * channels,
+        std=(0.5,) * channels,
+        crop_pct=_shown_share(test, size),
+        budget=settings.budget,
+        experiment=identity(experiment),
+    )
+    return Released(to, result["accuracy"])
+
+
+def _shown_share(images: LabelledSet, size: int) -> float:
+    """The share of a short side that is scored, by which timm comes to the same size before it crops."""
+    pixels = None if images.images is None else images.images.pixels
+    if pixels is not None and min(pixels.shape[1:3]) <= size:
+        return 1.0
+    resized = round(size * SHORT_SIDE)
+    share = size / resized
+    return share if math.floor(size / share) == resized else math.nextafter(share, 0)
 
 
 def release(

@@ -12,8 +12,8 @@ import torch
 
 from adatape.config import Experiment
 from adatape.data.workers import deaths_told
-from adatape.measure.accuracy import Score
-from adatape.measure.cost import cost, total
+from adatape.evaluate.accuracy import Score
+from adatape.evaluate.cost import cost, total
 from adatape.train.checkpoint import has_identity, newest_good, sweep
 from adatape.train.distributed import agreed, joined, local_device, on_first, restarted, whole_state
 from adatape.train.evaluate import score_run

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from adatape.config import Experiment, from_dict, to_dict
 from adatape.dropped import refuse_renamed
+from adatape.validation import value_of
 
 SHORT = {"reader": "model.reading"}  # abbreviations of field names
 
@@ -78,13 +78,6 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     if not (name and equals and values):
         raise ValueError(f"over is {text!r}; it must be field=value,value")
     return name, [value_of(value) for value in values.split(",")]
-
-
-def value_of(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        return float(text) if text == "inf" else text
 
 
 def _paths(values: dict[str, Any], prefix: str = "") -> list[str]:
