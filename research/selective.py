@@ -46,7 +46,7 @@ class SelectiveReader(TapeReader):
     finds, always_full = False, False
 
     def __init__(self, width: int, reading: Reading, bank_size: int, floor: float = FLOOR) -> None:
-        super().__init__(width, dataclasses.replace(reading, hide=0.0), bank_size)
+        super().__init__(width, dataclasses.replace(reading, bank_dropout=0.0), bank_size)
         self.reading = reading  # hidden tokens only make a gated tape shorter
         self.built_floor = floor
         self.set_floor()
@@ -134,7 +134,7 @@ class SelectiveAdaTape(AdaTape):
     def __init__(
         self, vit: VisionTransformer, bank: Bank, reading: Reading, join: TapeJoin, floor: float = FLOOR
     ) -> None:
-        super().__init__(vit, bank, dataclasses.replace(reading, hide=0.0), join)
+        super().__init__(vit, bank, dataclasses.replace(reading, bank_dropout=0.0), join)
         self.reader = SelectiveReader(vit.embed_dim, reading, bank.size, floor)
         self.pooled = False
 
@@ -150,24 +150,24 @@ class SelectiveAdaTape(AdaTape):
 
 def build_selective(floor: float = FLOOR, bank: BankName = "input", **options: Any) -> SelectiveAdaTape:
     """A model from scratch with the options of `adatape.models.making.build`; by default without a threshold."""
-    hide = options.get("hide", default_reading(bank).hide)
-    return _selective(build(bank=bank, **_settled(options)), floor, hide)
+    bank_dropout = options.get("bank_dropout", default_reading(bank).bank_dropout)
+    return _selective(build(bank=bank, **_settled(options)), floor, bank_dropout)
 
 
 def wrap_selective(
     vit: VisionTransformer, floor: float = FLOOR, bank: BankName | Bank = "input", **options: Any
 ) -> SelectiveAdaTape:
     """Wraps an existing ViT with the options of `adatape.wrap`."""
-    hide = options.get("hide", default_reading(bank).hide)
-    made = _selective(wrap(vit, bank, **_settled(options)), floor, hide)
+    bank_dropout = options.get("bank_dropout", default_reading(bank).bank_dropout)
+    made = _selective(wrap(vit, bank, **_settled(options)), floor, bank_dropout)
     return made.to(next(vit.parameters())).train(vit.training)
 
 
 def _settled(options: dict[str, Any]) -> dict[str, Any]:
     """Default options: a threshold of `steps`, which gates of at most 1 never reach, and no check of hidden tokens."""
-    return {"threshold": float(options.get("steps", Reading.steps)), "merge": 1, **options, "hide": 0.0}
+    return {"threshold": float(options.get("steps", Reading.steps)), "merge": 1, **options, "bank_dropout": 0.0}
 
 
-def _selective(made: AdaTape, floor: float, hide: float) -> SelectiveAdaTape:
-    reading = dataclasses.replace(made.reader.reading, hide=hide)
+def _selective(made: AdaTape, floor: float, bank_dropout: float) -> SelectiveAdaTape:
+    reading = dataclasses.replace(made.reader.reading, bank_dropout=bank_dropout)
     return SelectiveAdaTape(made.vit, made.bank, reading, made.join, floor)

@@ -109,8 +109,8 @@ ABLATIONS = {
     **{f"adatape-at-{layer}": f"{FINER} model.options.layer={layer}" for layer in (0, 2)},
     "adatape-replace": f"{FINER} model.options.update=replace",
     **{f"adatape-learn-bank-{size}": f"{LEARN} model.options.bank_size={size}" for size in (100, 10_000)},
-    "adatape-learn-no-noise": f"{LEARN} model.options.noise=0",
-    "adatape-learn-no-hiding": f"{LEARN} model.options.hide=0",
+    "adatape-learn-no-noise": f"{LEARN} model.options.query_noise=0",
+    "adatape-learn-no-hiding": f"{LEARN} model.options.bank_dropout=0",
 }
 # Ablations are many, so each is small: a third of the epochs, four blocks.
 SHALLOW, SHORTER = f"{DEPTH}=4", SHORT.replace("epochs=24", "epochs=8").replace("warmup=500", "warmup=300")

@@ -62,7 +62,7 @@ def tiny(family: str = "adatape", steps: int = 12, **fields: Any) -> Experiment:
 def _depth(family: str) -> dict[str, Any]:
     if family in ("ut", "ponder", "u2t"):
         return {"model.options.steps": 2}
-    noise = {"model.options.noise": 0.1, "model.options.hide": 0.2} if family == "adatape-learn" else {}
+    noise = {"model.options.query_noise": 0.1, "model.options.bank_dropout": 0.2} if family == "adatape-learn" else {}
     return {"model.options.depth": 2, **noise}
 
 

@@ -62,7 +62,7 @@ def test_defaults_are_the_papers(bank: str) -> None:
     assert large.reader.reading.threshold == (1.0 if bank == "input" else 2.0)
     assert base.bank.size == (784 if bank == "input" else 10_000)
     assert (base.vit.cls_token is None) == (bank == "input")
-    assert (reading.noise, reading.hide) == ((0.0, 0.0) if bank == "input" else (0.01, 0.1))
+    assert (reading.query_noise, reading.bank_dropout) == ((0.0, 0.0) if bank == "input" else (0.01, 0.1))
     assert (base.join.layer, base.query, base.global_pool) == (
         1,
         *(("mean", "avg") if bank == "input" else ("token", "token")),
@@ -230,7 +230,7 @@ def test_saves_and_loads_exactly() -> None:
 @pytest.mark.parametrize(("bank", "tape_ffn"), [("input", "append"), ("learn", "append+blocks")])
 @pytest.mark.parametrize("training", [False, True])
 def test_compiles_without_a_graph_break(bank: str, tape_ffn: str, training: bool) -> None:
-    model = small(bank=bank, tape_ffn=tape_ffn, depth=2, steps=3, noise=0.0, hide=0.0).train(training)
+    model = small(bank=bank, tape_ffn=tape_ffn, depth=2, steps=3, query_noise=0.0, bank_dropout=0.0).train(training)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     ours, theirs = compiled(images(), output=True), model(images(), output=True)
     torch.testing.assert_close(ours.logits, theirs.logits)

@@ -37,8 +37,11 @@ def test_the_learned_bank_is_the_same_for_every_image() -> None:
         (lambda: TapeReader(8, SMALL, bank_size=5), "bank has 5 tokens; steps × merge needs 6"),
         (lambda: TapeReader(4, SMALL, bank_size=50), "query_width is 8; .* the model's width 4"),
         (lambda: TapeReader(8, dataclasses.replace(SMALL, steps=0), 9), "steps is 0; it must be positive"),
-        (lambda: TapeReader(8, dataclasses.replace(SMALL, hide=1.0), 9), "hide is 1.0"),
-        (lambda: TapeReader(8, dataclasses.replace(SMALL, hide=0.5), 9), "bank has 9 tokens, up to 14 of them hidden"),
+        (lambda: TapeReader(8, dataclasses.replace(SMALL, bank_dropout=1.0), 9), "bank_dropout is 1.0"),
+        (
+            lambda: TapeReader(8, dataclasses.replace(SMALL, bank_dropout=0.5), 9),
+            "bank has 9 tokens, up to 14 of them hidden",
+        ),
         (lambda: TapeReader(8, dataclasses.replace(SMALL, choose="worst"), 9), "choose is 'worst'; it must be one of"),
     ],
 )
@@ -64,7 +67,7 @@ def test_the_norm_starts_at_the_given_scale() -> None:
 
 
 def test_noise_and_hiding_act_in_training_only() -> None:
-    reader = TapeReader(8, dataclasses.replace(SMALL, noise=0.5, hide=0.2), 60)
+    reader = TapeReader(8, dataclasses.replace(SMALL, query_noise=0.5, bank_dropout=0.2), 60)
     query, bank = torch.randn(4, 8), torch.randn(60, 8)
     reader.eval()
     assert torch.equal(reader(query, bank).tokens, reader(query, bank).tokens)
@@ -73,7 +76,7 @@ def test_noise_and_hiding_act_in_training_only() -> None:
 
 
 def test_training_randomness_belongs_to_each_samples_key() -> None:
-    reader = TapeReader(8, dataclasses.replace(SMALL, noise=0.5, hide=0.2), 60).train()
+    reader = TapeReader(8, dataclasses.replace(SMALL, query_noise=0.5, bank_dropout=0.2), 60).train()
     query, bank, key = torch.randn(4, 8), torch.randn(60, 8), torch.tensor([5, 6, 7, 8])
     whole = reader(query, bank, key).tokens
     halves = [reader(query[part], bank, key[part]).tokens for part in ([2, 3], [0, 1])]
@@ -82,7 +85,7 @@ def test_training_randomness_belongs_to_each_samples_key() -> None:
 
 
 def test_hiding_is_drawn_per_sample_and_at_its_rate() -> None:
-    reader = TapeReader(8, dataclasses.replace(SMALL, hide=0.1), 1000).train()
+    reader = TapeReader(8, dataclasses.replace(SMALL, bank_dropout=0.1), 1000).train()
     hidden = reader._hidden(torch.zeros(50, 8), 1000, None)
     assert hidden.float().mean() == pytest.approx(0.1, abs=0.01)
     assert not torch.equal(hidden[0], hidden[1])

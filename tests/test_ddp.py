@@ -79,7 +79,7 @@ def changing(engine: Engine = WAYS["copied"]) -> Experiment:
     augment = Augment(
         crop="pad", pad=1, flip=True, randaug=1, jitter=0.5, mixup=0.8, cutmix=1.0, erase=0.25, smoothing=0.1
     )
-    options = {**whole.model.options, "noise": 0.1, "hide": 0.2}
+    options = {**whole.model.options, "query_noise": 0.1, "bank_dropout": 0.2}
     return dataclasses.replace(
         whole,
         data=Images("digits", size=8, augment=augment),

@@ -1,4 +1,4 @@
-"""Options that were removed: files that did not use them are read, others are refused by name."""
+"""Options that were removed or renamed: old files are read where nothing is lost, others are refused by name."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 from small_runs import tiny
 
+import adatape.models  # noqa: F401  registers the models
 from adatape.config import Experiment, from_dict, to_dict
-from adatape.dropped import NEUTRAL
+from adatape.dropped import NEUTRAL, RENAMED
 from adatape.train.identity import Identity, check_identity, identity
+from adatape.train.sweep import with_settings
 from adatape.validation import read_record
+
+FORMER = {  # of experiments with hide and noise, computed before these options were renamed
+    "reading": "aff089072898f0db856600f324cd8a37e83844b37ce1028dcc3054d8985a283d",
+    "options": "6c3fbaa9b2f822f3ce77a279b55d9d5a813c6d10feaa57ff4645e5217a6a4f41",
+}
 
 
 def stored(place: str, **options: Any) -> tuple[Experiment, dict[str, Any]]:
@@ -63,3 +71,50 @@ def test_what_is_no_experiment_is_refused_as_ever() -> None:
     for values in ([], {"model": 3}, {"model": {"reading": "floor"}}):
         with pytest.raises(ValueError, match="Experiment"):
             from_dict(Experiment, values)
+
+
+@pytest.mark.parametrize("place", ["reading", "options"])
+def test_a_file_with_an_option_by_its_former_name_is_read_and_keeps_its_hash(place: str) -> None:
+    experiment, values = stored(place)
+    given = values["model"][place]
+    given.update(bank_dropout=0.125, query_noise=0.25)
+    today = from_dict(Experiment, values)
+    for before, now in RENAMED.items():
+        given[before] = given.pop(now)
+    assert from_dict(Experiment, values) == today != experiment
+    fields = identity(today).fields
+    assert (fields[f"model.{place}.hide"], fields[f"model.{place}.noise"]) == (0.125, 0.25)
+    assert not [name for name in fields if name.endswith(("bank_dropout", "query_noise"))]
+
+
+def test_the_hash_of_an_experiment_that_used_renamed_options_stays() -> None:
+    for place, sha256 in FORMER.items():
+        _, values = stored(place)
+        values["model"][place].update(hide=0.125, noise=0.25)
+        for now in RENAMED.values():
+            values["model"][place].pop(now, None)
+        assert identity(from_dict(Experiment, values)).sha256 == sha256
+
+
+def test_an_option_by_both_its_names_is_refused() -> None:
+    _, values = stored("options", hide=0.1, bank_dropout=0.2)
+    with pytest.raises(ValueError, match=r"model\.options\.hide and model\.options\.bank_dropout are one option"):
+        from_dict(Experiment, values)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "now"),
+    [
+        ("parity adatape", "model.reading.hide", "model.reading.bank_dropout"),
+        ("parity adatape", "reader.noise", "model.reading.query_noise"),
+        ("adatape", "model.options.hide", "model.options.bank_dropout"),
+    ],
+)
+def test_whoever_types_a_former_name_is_told_todays(family: str, name: str, now: str) -> None:
+    with pytest.raises(ValueError, match=rf"is now called {now}$"):
+        with_settings(tiny(family), [f"{name}=0.1"])
+
+
+def test_a_model_refuses_a_former_name_by_todays() -> None:
+    with pytest.raises(ValueError, match="noise is now called query_noise"):
+        timm.create_model("adatape_tiny_patch16_224", noise=0.1)

@@ -171,7 +171,7 @@ def both_ways(reader: TapeReader, bank: InputBank | LearnedBank, images: Tensor)
         {"ponder": "collect"},
         {"ponder": "max", "ponder_at_halt": False},
         {"update": "replace", "threshold": 3.9},
-        {"noise": 0.5, "hide": 0.1},
+        {"query_noise": 0.5, "bank_dropout": 0.1},
         {"temperature": 1.0, "threshold": 1.0},
         {"sample_budgets": True},
     ],

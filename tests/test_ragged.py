@@ -375,7 +375,7 @@ def test_where_every_tape_is_full_attention_has_no_mask() -> None:
 
 
 def test_training_and_gates_stay_padded() -> None:
-    for model in (small(noise=0.0).train(), wrapped(gate=True)):
+    for model in (small(query_noise=0.0).train(), wrapped(gate=True)):
         expected = model(images())
         for chosen in LAYOUTS.values():
             model.set_packed(**chosen)

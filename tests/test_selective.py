@@ -122,7 +122,7 @@ def test_everything_learns_and_gradients_are_finite(bank: str) -> None:
 
 
 def test_where_tokens_are_hidden_in_training_a_whole_bank_is_read_in_part() -> None:
-    made = model(steps=64, hide=0.25, floor=1e-6).train()
+    made = model(steps=64, bank_dropout=0.25, floor=1e-6).train()
     images, keys = torch.randn(40, 3, 32, 32), torch.arange(40)
     output = made(images, output=True, key=keys)
     assert output.tape.length.double().mean() / 64 == pytest.approx(0.75, abs=0.03)

@@ -71,9 +71,9 @@ class Reading(Record):
     """initial scale of the LayerNorm that query and bank share"""
     norm_learns: bool = True
     """whether that norm's scale and shift are trained; a growing scale saturates the softmax and shortens tapes"""
-    noise: NotNegative = 0.0
+    query_noise: NotNegative = 0.0
     """standard deviation of Gaussian noise added to the query in training"""
-    hide: PartialShare = 0.0
+    bank_dropout: PartialShare = 0.0
     """fraction of bank tokens hidden at random in training"""
     choose: Choice = "highest"
     """which unread bank tokens a step reads; random and order are controls"""

@@ -1,8 +1,9 @@
-"""Options of older config.json files that were removed: ignored at their neutral value, refused otherwise."""
+"""Options of older config.json files: removed ones are ignored at their neutral value, renamed ones are read."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 LAST_WITH_ALL = "version 0.1.0 at commit 1421723"
@@ -19,10 +20,11 @@ NEUTRAL: dict[str, Any] = {
     "still": None,
 }
 READERS = ("selective",)
+RENAMED = {"hide": "bank_dropout", "noise": "query_noise"}  # former name to present name
 
 
 def without_dropped(text: str | bytes, prefix: str = "") -> str | bytes:
-    """The JSON of an experiment without removed options; invalid JSON is returned unchanged."""
+    """The JSON of an experiment without removed options and with present names; invalid JSON is returned unchanged."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -41,6 +43,13 @@ def is_dropped(name: str, value: Any) -> bool:
     return place in [["model", each] for each in PLACES] and option in NEUTRAL and NEUTRAL[option] == value
 
 
+def refuse_renamed(names: Iterable[str], where: str = "") -> None:
+    """Raises for a former name that is typed, not read from a file, with its present name."""
+    for name in names:
+        if name in RENAMED:
+            raise ValueError(f"{where}{name} is now called {where}{RENAMED[name]}")
+
+
 def _without(model: dict[str, Any], place: str, where: str) -> bool:
     options = model.get(place)
     if not isinstance(options, dict):
@@ -51,7 +60,12 @@ def _without(model: dict[str, Any], place: str, where: str) -> bool:
         value = options.pop(name)
         if value != NEUTRAL[name]:
             raise ValueError(f"{where}.{name} is {value!r}; {name} was removed, use {LAST_WITH_ALL}")
-    return bool(dropped)
+    renamed = [name for name in RENAMED if name in options]
+    for name in renamed:
+        if RENAMED[name] in options:
+            raise ValueError(f"{where}.{name} and {where}.{RENAMED[name]} are one option; leave out {name}")
+        options[RENAMED[name]] = options.pop(name)
+    return bool(dropped or renamed)
 
 
 def _check_reader(options: dict[str, Any], where: str) -> None:

@@ -94,8 +94,8 @@ class TapeReader(nn.Module):
     ) -> Tape:
         dtype, opened = query.dtype, Whole(bank) if isinstance(bank, Tensor) else bank
         with torch.autocast(query.device.type, enabled=False):
-            if self.training and self.reading.noise > 0:
-                query = query + self.reading.noise * _noise(query, key)
+            if self.training and self.reading.query_noise > 0:
+                query = query + self.reading.query_noise * _noise(query, key)
             query, taken = self._norm(query), self._hidden(query, opened.size, key)
         if self._finds(query):
             tape = self.read_found(query, opened, taken)
@@ -154,9 +154,9 @@ class TapeReader(nn.Module):
         return wide(x) if isinstance(self.norm, nn.Identity) else normed(x, self.norm)
 
     def _hidden(self, query: Tensor, size: int, key: Tensor | None) -> Bool[Tensor, "b c"] | None:
-        if not (self.training and self.reading.hide > 0):
+        if not (self.training and self.reading.bank_dropout > 0):
             return None
-        return _chance(query, size, key) < self.reading.hide
+        return _chance(query, size, key) < self.reading.bank_dropout
 
     def row_scale(self, tape: Tape, inputs: int) -> Float[Tensor, "b m"] | None:  # noqa: ARG002
         """Factors by which blocks multiply rows after each norm; None except in an ablation."""
@@ -211,15 +211,18 @@ def _check_reading(reading: Reading, width: int) -> None:
     for name, value in (("steps", reading.steps), ("threshold", reading.threshold), ("merge", reading.merged)):
         if not value > 0:
             raise ValueError(f"{name} is {value}; it must be positive")
-    if not 0 <= reading.hide < 1 or reading.noise < 0:
-        raise ValueError(f"hide is {reading.hide} and noise {reading.noise}; they must be in [0, 1) and at least 0")
+    if not 0 <= reading.bank_dropout < 1 or reading.query_noise < 0:
+        raise ValueError(
+            f"bank_dropout is {reading.bank_dropout} and query_noise {reading.query_noise}; "
+            "they must be in [0, 1) and at least 0"
+        )
 
 
 def _check_bank(reading: Reading, size: int, need: int) -> None:
-    hide = reading.hide
+    dropout = reading.bank_dropout
     # Six standard deviations of the Bernoulli count: about one sample in a billion would have too few left.
-    hidden = size * hide + 6 * math.sqrt(size * hide * (1 - hide))
+    hidden = size * dropout + 6 * math.sqrt(size * dropout * (1 - dropout))
     if size - hidden < need:
-        hides = f", up to {math.ceil(hidden)} of them hidden in training" if hide else ""
+        hides = f", up to {math.ceil(hidden)} of them hidden in training" if dropout else ""
         product = "steps × merge" if need == reading.steps * reading.merged else "steps"
         raise ValueError(f"bank has {size} tokens{hides}; {product} needs {need}")

@@ -179,7 +179,7 @@ def test_avit_that_removes_tokens_is_avit_that_masks_them(dtype: torch.dtype, li
 
 
 def test_a_training_step_has_the_gradients_of_one_with_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, gradients = small(noise=0.0, hide=0.0).train(), []
+    model, gradients = small(query_noise=0.0, bank_dropout=0.0).train(), []
     for mask in (Tail, key_mask):
         monkeypatch.setattr("adatape.models.adatape.hide_tail", mask)
         model.zero_grad()
@@ -218,7 +218,7 @@ def near_where_the_same_was_read(ours: Output, theirs: Output) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_the_padded_path_compiles_in_full(training: bool) -> None:
-    model = small(noise=0.0, hide=0.0).train(training)
+    model = small(query_noise=0.0, bank_dropout=0.0).train(training)
     compiled = torch.compile(model, fullgraph=True)
     with torch.autocast("cuda", torch.bfloat16):
         ours, theirs = compiled(images(), output=True), model(images(), output=True)

@@ -9,6 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from adatape.banks import Bank, InputBank, LearnedBank, NoBank
 from adatape.config import Choice, Ponder, ReaderName, Reading, TapeFFN, Update
+from adatape.dropped import refuse_renamed
 from adatape.encoder import TapeBlocksFrom
 from adatape.models.adaptive import check_backbone
 from adatape.models.adatape import AdaTape
@@ -37,8 +38,8 @@ class WrapOptions(TypedDict, total=False):
     ponder_at_halt: bool
     norm_scale: float
     norm_learns: bool
-    noise: float
-    hide: float
+    query_noise: float
+    bank_dropout: float
     choose: Choice
     temperature: float | None
     norm: bool
@@ -72,6 +73,7 @@ def wrap(
 
 def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Splits options into fields of `Reading`, fields of `TapeJoin`, and the others."""
+    refuse_renamed(options)
     fields, options = split(options, READING_FIELDS)
     return fields, *split(options, JOIN_FIELDS)
 
@@ -89,7 +91,7 @@ def make_bank(bank: BankName | Bank, vit: VisionTransformer, patch: int, bank_si
 def default_reading(bank: BankName | Bank, large: bool = False) -> Reading:
     """The paper's hyper-parameters: noise and hidden tokens for a learned bank, τ = 1 for large with an input bank."""
     if bank == "learn":
-        return Reading(noise=0.01, hide=0.1)
+        return Reading(query_noise=0.01, bank_dropout=0.1)
     return Reading(threshold=1.0) if large else Reading()
 
 

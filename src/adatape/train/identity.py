@@ -4,7 +4,8 @@ Field names are those of `naming` 1: the experiment's fields joined by dots, wit
 may change. `tests/naming_1.json` has two configs with their hashes, so that a change of `config.py` cannot invalidate
 older files by accident:
 
-- a renamed field needs a line in `RENAMED`, from its new name to its old one;
+- a renamed field needs a line in `RENAMED`, from its new name to its old one (options of the reader: in
+  `adatape.dropped`, which also reads files with the old name);
 - an added field needs a line in `ADDED`, with the value that its absence means;
 - a changed default needs nothing, since every value is stored;
 - a removed field needs a line in `REMOVED`, with the value at which it had no effect (`adatape.dropped` refuses files
@@ -20,11 +21,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from adatape import dropped
 from adatape.config import Experiment, to_dict
-from adatape.dropped import is_dropped
+from adatape.dropped import PLACES, is_dropped
 
 NAMING = 1
-RENAMED: dict[str, str] = {}  # fields or records: current name -> name in the naming
+# Fields or records: current name -> name in the naming.
+RENAMED = {f"model.{place}.{new}": f"model.{place}.{old}" for place in PLACES for old, new in dropped.RENAMED.items()}
 # Fields added after the naming, with the value that their absence means.
 ADDED: dict[str, Any] = {"data.exif_orientation": False}
 # Removed fields, with the value that a record without them means.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from adatape.config import Experiment, from_dict, to_dict
+from adatape.dropped import refuse_renamed
 from adatape.validation import value_of
 
 SHORT = {"reader": "model.reading"}  # abbreviations of field names
@@ -30,6 +31,7 @@ def with_fields(experiment: Experiment, fields: dict[str, Any]) -> Experiment:
     for name, value in fields.items():
         first, _, rest = name.partition(".")
         *path, last = f"{SHORT.get(first, first)}.{rest}".rstrip(".").split(".")
+        refuse_renamed([last], "".join(f"{step}." for step in path))
         place = values
         for step in path:
             place = place.get(step) if isinstance(place, dict) else None  # type: ignore[assignment]
