@@ -25,6 +25,16 @@ class Steps(NamedTuple):
     logits: Tensor | None = None  # (b, t, classes), where every step answers
 
 
+class Places(NamedTuple):
+    """What a reader of windows knows of the windows it read, and of all places in training."""
+
+    scores: Tensor  # (b, t), the scan's logit that the window shows what the label names
+    gate: Tensor  # (b, t), how much the window's evidence counts, as a logit
+    evidence: Tensor  # (b, t, classes), as logits
+    found: Tensor | None = None  # (b, h, w), weights of the guesses of all places, as logits
+    guesses: Tensor | None = None  # (b, h, w, classes), as logits
+
+
 class Output(NamedTuple):
     """What every model gives for `model(x, output=True)`."""
 
@@ -33,3 +43,4 @@ class Output(NamedTuple):
     ponder: Tensor  # (b,)
     tape: Tape | None = None
     steps: Steps | None = None
+    places: Places | None = None
