@@ -25,6 +25,15 @@ class Steps(NamedTuple):
     logits: Tensor | None = None  # (b, t, classes), where every step answers
 
 
+class Searched(NamedTuple):
+    """Windows at random places that training encoded without gradient."""
+
+    index: Tensor  # type: ignore[assignment]  # (b, s) int64, their cells
+    scores: Tensor  # (b, s), the scan's
+    gate: Tensor  # (b, s)
+    evidence: Tensor  # (b, s, classes)
+
+
 class Places(NamedTuple):
     """What a reader of windows knows of the windows it read, and of all places in training."""
 
@@ -33,6 +42,7 @@ class Places(NamedTuple):
     evidence: Tensor  # (b, t, classes), as logits
     found: Tensor | None = None  # (b, h, w), weights of the guesses of all places, as logits
     guesses: Tensor | None = None  # (b, h, w, classes), as logits
+    searched: Searched | None = None
 
 
 class Output(NamedTuple):

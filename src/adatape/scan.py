@@ -18,14 +18,23 @@ class ScanShape(NamedTuple):
     scale × fold × the product of strides pixels wide.
     """
 
-    scale: int = 2
-    fold: int = 2
-    widths: tuple[int, ...] = (16, 32, 48, 48)
-    strides: tuple[int, ...] = (2, 2, 1)
+    scale: int
+    fold: int
+    widths: tuple[int, ...]
+    strides: tuple[int, ...]
 
     @property
     def cell(self) -> int:
         return self.scale * self.fold * math.prod(self.strides)
+
+
+def scan_shape(cell: int = 16, scale: int = 2, fold: int = 2, width: int = 16) -> ScanShape:
+    """Strides of 2 until a cell is `cell` pixels wide, and one convolution more; widths are 1, 2, 3, 3, … × `width`."""
+    halvings = round(math.log2(cell / (scale * fold))) if min(cell, scale, fold) > 0 else -1
+    if halvings < 0 or scale * fold * 2**halvings != cell:
+        raise ValueError(f"cell is {cell}; it must be scan_scale × scan_fold = {scale * fold} times a power of two")
+    widths = tuple(width * factor for factor in (1, 2, *[3] * halvings))[: halvings + 2]
+    return ScanShape(scale, fold, widths, (2,) * halvings + (1,))
 
 
 class Scanned(NamedTuple):
@@ -42,17 +51,15 @@ class Scan(nn.Module):
     Batch norms: a LayerNorm over 16 channels of millions of places takes longer than the convolutions.
     """
 
-    def __init__(self, channels: int, shape: ScanShape = ScanShape(), classes: int = 0) -> None:
+    def __init__(self, channels: int, shape: ScanShape, classes: int = 0) -> None:
         super().__init__()
-        if len(shape.strides) != len(shape.widths) - 1:
-            raise ValueError(f"strides are {shape.strides}; widths {shape.widths} need {len(shape.widths) - 1}")
         self.shape = shape
         layers = _convolution(channels * shape.fold**2, shape.widths[0], 2)
         for i, o, stride in zip(shape.widths[:-1], shape.widths[1:], shape.strides, strict=True):
             layers += _convolution(i, o, 3, stride, 1)
         self.layers = nn.Sequential(*layers)
         self.score = nn.Conv2d(shape.widths[-1], 1, 1)
-        nn.init.constant_(self.score.bias, -3.0)  # few places show anything
+        self.score.bias = nn.Parameter(torch.full((1,), -3.0))  # few places show anything
         self.guess = nn.Conv2d(shape.widths[-1], 1 + classes, 1) if classes else None
 
     def forward(self, images: Float[Tensor, "b ch height width"]) -> Scanned:

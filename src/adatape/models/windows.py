@@ -6,8 +6,8 @@ that is read. Reading takes the highest scores, not two neighbours, and stops be
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -20,16 +20,47 @@ from adatape.config import Budget
 from adatape.keyed import keys_of, uniform
 from adatape.layout import append
 from adatape.losses import LossName, class_loss
-from adatape.macs import NoCostFormula, Part, block_macs, linear_macs, parameter_count, total
+from adatape.macs import Part, block_macs, linear_macs, parameter_count, total
 from adatape.models.adaptive import Adaptive, BudgetRange, Visit, Walk, macs_by_count, no_visit
 from adatape.ragged import hide_tail
-from adatape.records import Output, Places, Tape
-from adatape.scan import Scan, Scanned, ScanShape, cut_windows, highest_apart
+from adatape.records import Output, Places, Searched, Tape
+from adatape.scan import Scan, Scanned, cut_windows, highest_apart, scan_shape
 from adatape.window_encoders import WindowConvolutions, WindowHead
 
 EncoderName = Literal["vit", "convolutions"]
 RANDOM = 4  # windows at random places that training reads besides those that scores choose
-EXPLORED = 4  # first of the words that keys of random places begin with
+PLACES = 40  # first of the words that keys of random places begin with
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """How a ViT reads windows of a large image."""
+
+    window: int = 64
+    """side of a window in pixels"""
+    view: int | tuple[int, int] | None = None
+    """size that the whole image is shrunk to for the ViT to see besides; None shows it windows only"""
+    steps: int = 8
+    """most windows that are read (T)"""
+    floor: float = 0.0
+    """reading stops where the scan's probability falls below this; 0 always reads `steps` windows"""
+    layer: int | None = None
+    """block before which windows join the view's rows, encoded by the blocks before it; None is after the last"""
+    labels: Labels = "one"
+    """whether an image has one label, or several (or none)"""
+    encoder: EncoderName = "vit"
+    """what encodes a window: the ViT itself, or three convolutions"""
+    search: int = 0
+    """how training finds first windows: 0 by a guess at every cell of the scan, learnt with it; else by encoding so
+    many random windows of each image without gradient, as a pretrained ViT should"""
+    cell: int = 16
+    """distance between places in pixels; a multiple of scan_scale × scan_fold by a power of two"""
+    scan_scale: int = 2
+    """factor by which the image is shrunk for the scan"""
+    scan_fold: int = 2
+    """so many pixels squared enter the scan's first convolution as channels"""
+    scan_width: int = 16
+    """channels of the scan's first convolution"""
 
 
 class Read(NamedTuple):
@@ -45,32 +76,21 @@ class WindowTape(Adaptive):
     adapts: ClassVar[str | None] = "sequence"
     length_name: ClassVar[str] = "windows read"
 
-    def __init__(
-        self,
-        vit: VisionTransformer,
-        image: tuple[int, int],
-        *,
-        window: int = 64,
-        view: int | tuple[int, int] | None = None,
-        steps: int = 8,
-        floor: float = 0.0,
-        layer: int | None = None,
-        labels: Labels = "one",
-        encoder: EncoderName | nn.Module = "vit",
-        scan: ScanShape | None = None,
-        search: int = 0,
-    ) -> None:
+    def __init__(self, vit: VisionTransformer, image: tuple[int, int], options: WindowOptions | None = None) -> None:
         super().__init__(vit)
-        self.search = search
-        self.image, self.window, self.most, self.steps, self.floor = image, window, steps, steps, floor
-        self.view = (view, view) if isinstance(view, int) else view
-        self.layer = len(vit.blocks) if layer is None else layer
-        _check(self, scan or ScanShape())
+        self.options = options = options or WindowOptions()
+        self.image, self.window, self.most, self.search = image, options.window, options.steps, options.search
+        self.steps, self.floor = options.steps, options.floor
+        self.view = _size(options.view)
+        self.layer = len(vit.blocks) if options.layer is None else options.layer
+        shape = scan_shape(options.cell, options.scan_scale, options.scan_fold, options.scan_width)
+        _check(self, shape.cell)
         if self.view is not None and self.view != tuple(vit.patch_embed.img_size):
             vit.set_input_size(self.view)
-        self.labels, self.answer = labels, ANSWERS[labels]
-        self.scan = Scan(vit.in_chans, scan or ScanShape(), 0 if search else vit.num_classes)
-        self.encoder = _make_encoder(encoder, vit)
+        self.answer = ANSWERS[options.labels]
+        self.scan = Scan(vit.in_chans, shape, 0 if self.search else vit.num_classes)
+        own = options.encoder == "vit"
+        self.encoder = None if own else WindowConvolutions(vit.in_chans, vit.embed_dim)
         width = 2 * vit.embed_dim if self.encoder is None else self.encoder.num_features
         self.head = WindowHead(width, vit.num_classes)
         self.to_token = nn.Linear(width, vit.embed_dim)
@@ -92,10 +112,10 @@ class WindowTape(Adaptive):
     def read(self, x: Tensor, key: Tensor | None = None) -> Read:
         """Scans the image, chooses windows, and encodes them."""
         scanned = self.scan(x)
-        columns = scanned.scores.shape[2]
-        index, top = self._choose(x, scanned, key)
+        searched = self._searched(x, scanned, key) if self.training and self.search else None
+        index, top = self._choose(scanned, searched, key)
         mask = (top > -torch.inf) & (top.sigmoid() > self.floor if not self.training else True)
-        centres = self.scan.centres(index, columns)
+        centres = self._centres(index, x, key)
         features = self.encode(cut_windows(x, centres, self.window).flatten(0, 1)).unflatten(0, index.shape)
         gate, evidence = self.head(features)
         size = torch.tensor(x.shape[-2:], device=x.device)
@@ -109,34 +129,40 @@ class WindowTape(Adaptive):
             length=mask.sum(1),
             ponder=scores.new_zeros(scores.shape[0]),
         )
-        return Read(tape, Places(scores, gate, evidence, scanned.found, scanned.guesses))
+        return Read(tape, Places(scores, gate, evidence, scanned.found, scanned.guesses, searched))
 
-    def _choose(self, x: Tensor, scanned: Scanned, key: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _centres(self, index: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
+        """Of the windows of cells; in training they are off by up to a cell's half."""
+        columns, half = self.scan.grid(*x.shape[-2:])[1], self.options.cell // 2
+        centres = self.scan.centres(index, columns)
+        if not self.training:
+            return centres
+        off = _uniform(x, 2 * index.shape[1], key, 3).unflatten(1, (-1, 2))
+        return centres + (off * (2 * half + 1)).long() - half
+
+    def _choose(self, scanned: Scanned, searched: Searched | None, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """Cells and scores; training also reads what it finds without the scan's scores, and random places."""
         if not self.training:
             return highest_apart(scanned.scores, self.steps)
-        found = self._found(x, scanned, key)
         wanted = scanned.scores.detach().clamp(-30, 30).flatten(1)
-        explored = self._random_cells(scanned.scores, RANDOM, key, 1)
-        rank = torch.arange(found.shape[1], 0, -1, device=wanted.device, dtype=wanted.dtype).expand_as(found)
+        if searched is not None:
+            found = searched.index.gather(1, searched.gate.topk(self.most, 1).indices)
+        else:
+            assert scanned.found is not None
+            found = highest_apart(scanned.found.detach(), self.most)[0]
+        explored = _random_cells(scanned.scores, RANDOM, key, 1)
+        rank = torch.arange(self.most, 0, -1, device=wanted.device, dtype=wanted.dtype).expand_as(found)
         wanted = wanted.scatter(1, found, 100 + rank).scatter(1, explored, 1000.0)
         return highest_apart(wanted.view_as(scanned.scores), 2 * self.most + RANDOM)
 
-    def _found(self, x: Tensor, scanned: Scanned, key: Tensor | None) -> Tensor:
-        """Cells (b, steps) where the mixture of guesses looks, or the best of `search` random windows by their gates."""
-        if scanned.found is not None:
-            return highest_apart(scanned.found.detach(), self.most)[0]
-        cells = self._random_cells(scanned.scores, self.search, key, 2)
-        centres = self.scan.centres(cells, scanned.scores.shape[2])
+    def _searched(self, x: Tensor, scanned: Scanned, key: Tensor | None) -> Searched:
+        """Encodes random windows of each image without gradient."""
+        index = _random_cells(scanned.scores, self.search, key, 2)
+        centres = self.scan.centres(index, scanned.scores.shape[2])
         with torch.no_grad():
-            gate, _ = self.head(self.encode(cut_windows(x, centres, self.window).flatten(0, 1)).unflatten(0, cells.shape))
-        return cells.gather(1, gate.topk(self.most, 1).indices)
-
-    def _random_cells(self, scores: Tensor, count: int, key: Tensor | None, purpose: int) -> Tensor:
-        cells = scores[0].numel()
-        if key is None:
-            return torch.randint(cells, (scores.shape[0], count), device=scores.device)
-        return (uniform(keys_of(EXPLORED + purpose, key), count) * cells).long().clamp(max=cells - 1)
+            features = self.encode(cut_windows(x, centres, self.window).flatten(0, 1))
+            gate, evidence = self.head(features.unflatten(0, index.shape))
+        return Searched(index, scanned.scores.flatten(1).gather(1, index), gate, evidence)
 
     def encode(self, windows: Tensor) -> Tensor:
         """(n, ch, window, window) -> (n, width)"""
@@ -190,12 +216,20 @@ class WindowTape(Adaptive):
         shares = F.one_hot(target, output.logits.shape[1]).float() if target.dim() == 1 else target
         alone = self.answer.combined(None, places.gate, places.evidence, tape.mask)
         loss = loss + class_loss(alone, target, kind)
-        shown = self.answer.shown(places.gate, places.evidence, shares).detach()
-        each = F.binary_cross_entropy_with_logits(places.scores, shown, reduction="none")
-        loss = loss + (each * tape.mask).sum() / tape.mask.sum().clamp(min=1)
+        loss = loss + self._teaching(places.scores, places.gate, places.evidence, shares, tape.mask)
+        if places.searched is not None:
+            loss = loss + self._teaching(*places.searched[1:], shares)
         if places.found is None or places.guesses is None:
             return loss
         return loss + self.answer.found(places.found.flatten(1), places.guesses.flatten(1, 2), shares)
+
+    def _teaching(
+        self, scores: Tensor, gate: Tensor, evidence: Tensor, shares: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """Cross-entropy of the scan's scores: their targets are how surely those windows show what the label names."""
+        shown = self.answer.shown(gate, evidence, shares).detach()
+        each = F.binary_cross_entropy_with_logits(scores, shown, reduction="none")
+        return each.mean() if mask is None else (each * mask).sum() / mask.sum().clamp(min=1)
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Most windows that are read; no argument resets. `threshold` is the floor below which reading stops."""
@@ -233,10 +267,7 @@ class WindowTape(Adaptive):
 
     def _window_macs(self) -> int:
         if self.encoder is not None:
-            macs: Callable[[int], int] | None = getattr(self.encoder, "macs", None)
-            if macs is None:
-                raise NoCostFormula(f"no cost formula for {type(self.encoder).__name__}; give it macs(size)")
-            return macs(self.window)
+            return self.encoder.macs(self.window)
         patches = (self.window // self.vit.patch_embed.patch_size[0]) ** 2
         rows = patches + self.vit.num_prefix_tokens
         blocks = sum(block_macs(block, rows) for block in self.vit.blocks[: self.layer])
@@ -250,14 +281,30 @@ class WindowTape(Adaptive):
     def never_halt(self) -> None:
         self.floor = 0.0
 
+    def export_refusal(self) -> str | None:
+        return "the model reads windows of a large image; export takes models that read one tape of tokens"
 
-def _make_encoder(encoder: EncoderName | nn.Module, vit: VisionTransformer) -> Any:
-    if encoder == "vit":
+
+def _size(view: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    if view is None:
         return None
-    return WindowConvolutions(vit.in_chans, vit.embed_dim) if encoder == "convolutions" else encoder
+    height, width = (view, view) if isinstance(view, int) else view
+    return height, width
 
 
-def _check(model: WindowTape, scan: ScanShape) -> None:
+def _uniform(like: Tensor, count: int, key: Tensor | None, purpose: int) -> Tensor:
+    """(b, count) in [0, 1), by each sample's key where it has one."""
+    if key is None:
+        return torch.rand(like.shape[0], count, device=like.device)
+    return uniform(keys_of(PLACES + purpose, key), count)
+
+
+def _random_cells(scores: Tensor, count: int, key: Tensor | None, purpose: int) -> Tensor:
+    cells = scores[0].numel()
+    return (_uniform(scores, count, key, purpose) * cells).long().clamp(max=cells - 1)
+
+
+def _check(model: WindowTape, cell: int) -> None:
     height, width = model.image
     if min(height, width) < model.window:
         raise ValueError(f"window is {model.window}; it must fit the image, {height} × {width}")
@@ -265,6 +312,14 @@ def _check(model: WindowTape, scan: ScanShape) -> None:
         raise ValueError(f"layer is {model.layer}; windows join before a block index from 1 to {len(model.vit.blocks)}")
     if model.view is None and model.vit.cls_token is None:
         raise ValueError("view is None; the ViT has no class token to gather the tape, so give it a view")
-    cells = -(-height // scan.cell) * -(-width // scan.cell)
-    if cells < 4 * (2 * model.most + RANDOM):
-        raise ValueError(f"steps is {model.most}; {cells} cells of {scan.cell} pixels are too few for it")
+    cells, most = -(-height // cell) * -(-width // cell), 2 * model.most + RANDOM
+    if cells < 4 * most:  # neighbours of a window that is read are not read
+        raise ValueError(
+            f"steps is {model.most}; training reads {most} windows, which needs {4 * most} cells of {cell} pixels, and "
+            f"the image has {cells}"
+        )
+    if model.options.labels not in ANSWERS or model.options.encoder not in get_args(EncoderName):
+        raise ValueError(
+            f"labels is {model.options.labels!r} and encoder {model.options.encoder!r}; they must be one of "
+            f"{', '.join(ANSWERS)} and one of {', '.join(get_args(EncoderName))}"
+        )
