@@ -1,9 +1,9 @@
-"""Runs tests/gpu where there is a GPU, and writes down which kernels ran and what failed.
+"""Runs tests/gpu on a GPU, and records the hashes of the kernels and the tests that failed.
 
     python benchmarks/gpu_tests.py results/gpu_tests.json
 
-CI compares the hashes with the sources, so kernels that no GPU has seen do not pass. Comments and docstrings are no
-part of a hash. Everything that pytest says goes to the file of the same name with `.txt`, as it says it.
+CI compares the hashes with the sources, so kernels that were not tested on a GPU do not pass. Hashes ignore comments
+and docstrings. pytest's output goes to the file of the same name with `.txt`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def compiled_hash(source: str) -> str:
 
 
 def _plain(node: object) -> object:
-    """Names and values without positions, nor empty fields, of which a newer Python may have more."""
+    """Names and values without positions and empty fields, which differ between Python versions."""
     if isinstance(node, list):
         return [_plain(part) for part in node if not _is_docstring(part)]
     if isinstance(node, ast.AST):
@@ -43,12 +43,12 @@ def _plain(node: object) -> object:
 
 
 def _is_docstring(node: object) -> bool:
-    """A string alone in a line does nothing, wherever it stands."""
+    """Whether a statement is a string constant."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def summary(said: str) -> dict[str, object]:
-    """How many tests passed, and the names of those that did not, from pytest's last lines."""
+    """The number of passed tests and the names of failed ones, from pytest's output."""
     passed = re.findall(r"(\d+) passed", said)
     return {
         "passed": int(passed[-1]) if passed else 0,
@@ -67,7 +67,7 @@ def main(given: Sequence[str] | None = None) -> None:
     ran = kernels()
     with out.with_suffix(".txt").open("w") as said:
         subprocess.run([sys.executable, *PYTEST], cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, check=False)
-    # A log for others names no folder of this machine.
+    # The log must not contain paths of this machine.
     told = out.with_suffix(".txt").read_text().replace(f"{ROOT}/", "")
     out.with_suffix(".txt").write_text(told)
     found = summary(told)

@@ -1,6 +1,6 @@
-"""Clients that try to deny a server of this machine, kind by kind, until they are ended.
+"""Clients that attack a server on this machine in several ways, until they are stopped.
 
-`serve_hostile.py` imports and starts this; it is free of torch.
+`serve_hostile.py` imports and starts this; it does not import torch.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ async def status_of(reader: asyncio.StreamReader) -> str:
 
 
 async def attack(kinds: list[str], port: int, connections: int, addresses: int) -> None:
-    """Until the process is ended; tells on standard output what it was answered, twice a second."""
+    """Attacks until the process is ended; prints counts of the answers twice a second."""
     told: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
 
     async def keep_at_it(kind: str, number: int) -> None:

@@ -1,10 +1,10 @@
-"""How quickly JPEGs of ImageNet's size are decoded and varied, beside torchvision's own pipeline.
+"""Throughput of decoding and augmenting JPEGs of ImageNet's size, compared with torchvision's pipeline.
 
     python benchmarks/loader.py results/loader.jsonl --workers 2
 
-Both decode with PIL, crop, flip and apply two operations of RandAugment, in a DataLoader of the same settings, in
-turns; torchvision's resize also smooths, and its operations are not quite ours. With workers the figure is images per
-second of the clock; with `--workers 0` it is per second of processor time, which other programs leave alone.
+Both decode with PIL, crop, flip and apply two operations of RandAugment, in DataLoaders of the same settings, in turn;
+torchvision's resize also antialiases, and its operations differ slightly. With workers the figure is images per second
+of wall time; with `--workers 0`, of processor time, which does not depend on other programs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CLASSES = 4
 
 
 def photograph(draws: np.random.Generator) -> Image.Image:
-    """Noise of several scales, coarse ones strongest, and grain: about as many bytes as a photograph of ImageNet."""
+    """Noise of several scales, about as large as a JPEG of ImageNet."""
     scene = np.zeros((HEIGHT, WIDTH, 3))
     for side in SCALES:
         coarse = Image.fromarray(draws.integers(0, 256, (side, side, 3), np.uint8))
@@ -50,7 +50,7 @@ def photograph(draws: np.random.Generator) -> Image.Image:
 
 
 def write_folder(folder: Path, count: int) -> float:
-    """Gives the mean size in bytes."""
+    """Writes the images; returns their mean size in bytes."""
     draws = np.random.default_rng(0)
     sizes = []
     for split, n in (("train", count), ("test", CLASSES)):
@@ -87,7 +87,7 @@ def torchvisions(folder: Path, batch: int, workers: int) -> Iterator[Any]:
 
 
 def rate(batches: Iterator[Any], batch: int, count: int, warm_up: int, clock: Callable[[], float]) -> float:
-    """Images per second, once workers run ahead by as much as they ever do."""
+    """Images per second, after the workers' prefetch queues are full."""
     for _ in range(warm_up):
         next(batches)
     began = clock()

@@ -1,9 +1,9 @@
-"""What the training loop adds to a step: the whole run (loader, logging, checkpoints) against the bare update.
+"""Overhead of the training loop: the whole run (loader, logging, checkpoints) against the bare update.
 
     python benchmarks/loop.py results/loop.jsonl --model vit_base_patch16_224 --size 224 --batch 256
 
-Both run in one process, a few dozen steps of each in turn; medians over the rounds. The bare side repeats the same
-compiled update on one batch that lies on the device.
+Both run in one process, a few dozen steps of each in turn; figures are medians over rounds. The bare side repeats the
+same compiled update on one batch on the device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAPER = Augment(crop="inception", area=(0.05, 1.0), flip=True, randaug=2, magnit
 
 
 def cifar_sized(folder: Path, images: int) -> str:
-    """Noise of CIFAR's shape: pixels do not change what a step costs."""
+    """Noise of CIFAR's shape; pixel values do not affect the time of a step."""
     draw = np.random.default_rng(0)
     for split, count in (("train", images), ("test", 1000)):
         np.save(folder / f"{split}_images.npy", draw.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8))
@@ -57,7 +57,7 @@ def experiment(arguments: argparse.Namespace, data: str) -> Experiment:
 
 
 def timed(sides: dict[str, Callable[[], None]], rounds: int, steps: int, wait: Callable[[], None]) -> dict[str, Any]:
-    """Milliseconds a step of each side, by round; the sides take turns."""
+    """Milliseconds per step of each side, by round; sides alternate."""
     took: dict[str, list[float]] = {name: [] for name in sides}
     for side in sides.values():  # warm-up: compile, capture
         side()
@@ -71,7 +71,7 @@ def timed(sides: dict[str, Callable[[], None]], rounds: int, steps: int, wait: C
 
 
 def saves(record: Record, count: int = 3) -> list[float]:
-    """Seconds, each of a step of its own; the first also asks for the memory that the others use again."""
+    """Seconds of each save, at different steps; the first also allocates memory that the others reuse."""
     took = []
     for _ in range(count):
         record.trainer.step += 1

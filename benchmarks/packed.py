@@ -1,12 +1,12 @@
-"""Does a ragged batch cost what its tokens cost? Packed against padded, over the blocks that a tape passes.
+"""Time of packed against padded execution, relative to the number of visible tokens, over the blocks with a tape.
 
     python benchmarks/packed.py results/packed.jsonl                                    on a GPU, ViT-B, batch 256
     python benchmarks/packed.py /tmp/packed.jsonl --model vit_tiny_patch16_224 --batch 4 --rounds 3        anywhere
 
-Tapes are of any length from 0 to T, evenly, for T of 5, 50 and 90 % of the sequence; A-ViT's tokens halt by scores
-that random tokens give them. `law` is (time packed ÷ time padded) ÷ (tokens packed ÷ tokens padded). `padded` is what
-the model does where it is not packed; `unmasked` is harder to beat: all rows, and attention to all of them, as if
-nothing were hidden. All run in turns in one process; ratios are medians over rounds.
+Tape lengths are uniform from 0 to T, for T of 5, 50 and 90 % of the sequence; A-ViT's tokens are random and halt by
+their scores. `law` is (time packed ÷ time padded) ÷ (tokens packed ÷ tokens padded). `padded` is the model's default;
+`unmasked`, a stronger baseline, runs all rows without a mask. All run in turn in one process; ratios are medians over
+rounds.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from torch import Tensor, nn
 
 import adatape
 from adatape.config import Reading
-from adatape.measure.speed import interleaved, repeats_within, spread
+from adatape.evaluate.speed import interleaved, repeats_within, spread
 from adatape.models import AViT
 from adatape.models.avit import tokens_per_layer
 from adatape.records import Tape
 
 SHARES = {5: (224, 10), 50: (224, 196), 90: (64, 144)}  # per cent of tape: image size, tape tokens
-HALTING = {"gamma": 2.0, "beta": -2.0}  # a token of a standard normal coordinate halts at any layer
+HALTING = {"gamma": 2.0, "beta": -2.0}  # random tokens then halt at all layers
 Sides = dict[str, Callable[[], Any]]
 
 
 def tape_sides(arguments: argparse.Namespace, size: int, longest: int) -> tuple[Sides, float]:
-    """All blocks over random tokens and tapes, and how many of the padded rows are visible."""
+    """All blocks on random tokens and tapes, and the fraction of padded rows that are visible."""
     vit = timm.create_model(arguments.model, img_size=size, class_token=False, global_pool="avg")
     reading = Reading(steps=longest, merge=1, threshold=longest / 2)
     wrapped = adatape.wrap(vit, "learn", bank_size=longest, reading=reading, gate=False, tape_ffn="none", layer=0)
@@ -60,7 +60,7 @@ def random_tape(batch: int, longest: int, width: int, device: str) -> Tape:
 
 
 def avit_sides(arguments: argparse.Namespace) -> tuple[Sides, float]:
-    """All blocks over random tokens, and how many of the tokens run in a layer, on average."""
+    """All blocks on random tokens, and the mean fraction of tokens that run in a layer."""
     model = ready(AViT(timm.create_model(arguments.model), **HALTING), arguments)
     size, count = model.vit.patch_embed.img_size[0], model.vit.patch_embed.num_patches + 1
     tokens = torch.randn(arguments.batch, count, model.embed_dim, device=arguments.device)
@@ -71,7 +71,7 @@ def avit_sides(arguments: argparse.Namespace) -> tuple[Sides, float]:
 
 
 def sides_of(model: Any, size: int, rows: Tensor) -> Sides:
-    """`embed` gives tokens that lie ready, so the images are there for their shape alone."""
+    """`embed` is replaced by precomputed tokens; images only provide the shape."""
     images = torch.empty(len(rows), 3, size, size, device=rows.device)
 
     def run(packed: bool) -> Tensor:
@@ -88,7 +88,7 @@ def sides_of(model: Any, size: int, rows: Tensor) -> Sides:
 
 
 def ready(model: nn.Module, arguments: argparse.Namespace) -> Any:
-    model = model.to(arguments.device).eval()  # with gradients asked for, autocast casts a weight once and keeps it
+    model = model.to(arguments.device).eval()  # parameters keep requires_grad, so that autocast caches their casts
     if arguments.compile:
         for block in model.get_submodule("vit.blocks").children():
             block.compile(dynamic=True)

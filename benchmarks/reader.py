@@ -1,4 +1,4 @@
-"""What reading takes by itself: 10 tokens of 5 merged each, from banks of several sizes, for several batches.
+"""Time of reading alone: 10 tokens of 5 merged bank tokens each, for several bank sizes and batches.
 
 python benchmarks/reader.py results/reader.jsonl                        on a GPU, compiled, replayed as CUDA graphs
 python benchmarks/reader.py /tmp/reader.jsonl --device cpu --batch 1 --width 192        anywhere
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from adatape.banks import Bank, InputBank, LearnedBank
 from adatape.config import Reading
+from adatape.evaluate.speed import repeats_within, seconds_per_call
 from adatape.graph import WARM_UP_CALLS, captured
-from adatape.measure.speed import repeats_within, seconds_per_call
 from adatape.reader import TapeReader
 
 ROUNDS, SECONDS = 9, 0.05

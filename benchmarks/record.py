@@ -1,4 +1,4 @@
-"""What a benchmark found, as rows of a JSONL file under results/: each with its case, settings and environment."""
+"""Writes benchmark results as rows of a JSONL file under results/, with case, settings and environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 def add_rows(out: Path, rows: Sequence[Row], device: str, **more: Any) -> None:
-    """Each after the others, or in the place of the row of the same `case`; `more` is the environment's."""
+    """Appends rows; a row of the same `case` is replaced; `more` is added to the environment."""
     found = environment(device) | more
     lines = out.read_text().splitlines() if out.is_file() else ()
     every = {row["case"]: row for row in map(json.loads, lines)}
@@ -26,7 +26,7 @@ def add_rows(out: Path, rows: Sequence[Row], device: str, **more: Any) -> None:
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What was chosen on the command line, in JSON's words; where it goes does not matter."""
+    """The command-line options as JSON values, without the output path."""
     chosen = {name: value for name, value in vars(arguments).items() if name != "out"}
     return {name: str(value) if isinstance(value, Path) else value for name, value in chosen.items()}
 

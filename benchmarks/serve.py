@@ -1,12 +1,12 @@
-"""AdaTape and a plain ViT behind the same server: requests per second, and how long they take.
+"""Requests per second and latency of the server with AdaTape and with a plain ViT.
 
     adatape train digits --out /tmp/digits
     adatape train digits --system plainvit --epochs 5 --out /tmp/plain
     python benchmarks/serve.py results/serve.jsonl --adatape /tmp/digits --plain /tmp/plain
 
-Each server is a process of its own. Clients ask one image at a time and the next as soon as they are answered, in one
-process of httpx, which takes a core for itself; on two cores it is often what limits the figures. Servers take turns
-within each round, and a figure is the median over rounds. `mixed` draws a budget for each request.
+Each server is a separate process. Clients send one image at a time, the next after the answer, from one httpx process,
+which uses a whole core; on two cores it is often the bottleneck. Servers alternate within each round, and a figure is
+the median over rounds. `mixed` draws a budget for each request.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ from adatape.config import Images
 from adatape.data.images import open_images
 from adatape.train.folder import load_config
 
-SERVER = "import sys; from pathlib import Path; from adatape.show.serve import serve; serve(Path(sys.argv[1]), port=0)"
+SERVER = (
+    "import sys; from pathlib import Path; from adatape.report.serve import serve; serve(Path(sys.argv[1]), port=0)"
+)
 WARM_UP, DIFFERENT = 0.5, 64
-NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # making one takes longer than many requests
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # shared, since creating one takes longer than many requests
 
 
 class Load(NamedTuple):
-    """Something to ask of one of the servers."""
+    """A kind of request to one of the servers."""
 
     name: str
     server: str
@@ -60,7 +62,7 @@ LOADS = [
 
 @contextmanager
 def serving(folder: Path, threads: int) -> Iterator[str]:
-    """A server in another process; gives its address."""
+    """Runs a server in another process; yields its address."""
     quiet = {**os.environ, "OMP_NUM_THREADS": str(threads), "COLUMNS": "200"}
     command = [sys.executable, "-u", "-c", SERVER, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=quiet) as process:
@@ -79,7 +81,7 @@ def serving(folder: Path, threads: int) -> Iterator[str]:
 
 
 def bodies(folder: Path, budget: dict[str, str]) -> list[tuple[bytes, dict[str, str]]]:
-    """Forms of test images, encoded beforehand."""
+    """Encoded forms with test images."""
     data = load_config(folder / "config.json").data
     assert isinstance(data, Images)
     images = open_images(data, "test")
@@ -110,9 +112,9 @@ async def keep_asking(
 
 
 async def load(address: str, forms: list[Any], clients: int, seconds: float, pause: float = 0) -> dict[str, Any]:
-    """Closed loop: so many clients, each with one request under way, or pausing so many seconds in the mean."""
+    """A closed loop of `clients`, each with one open request; `pause` is the mean time between requests in seconds."""
     async with AsyncExitStack() as stack:
-        # A client each: one pool of many connections is searched for every request.
+        # One client object each, since a shared pool is searched for every request.
         own = [httpx.AsyncClient(base_url=address, timeout=30, verify=NO_TLS) for _ in range(clients)]
         for client in own:
             await stack.enter_async_context(client)

@@ -1,11 +1,11 @@
-"""Good clients of a server while others try to deny it: what they are answered, and how long it takes.
+"""Latency and answers of normal clients of a server while hostile clients attack it.
 
     python benchmarks/serve_hostile.py results/serve_hostile.jsonl
 
-A server of the packaged digits model; good clients at 127.0.0.1 that ask one image at a time and the next as soon as
-they are answered; and, kind after kind and then all together, 200 hostile connections of each kind from addresses of
-its own (127.0.1.x, 127.0.2.x, …), in another process. What the server closes is opened again at once. The ratio is
-p99 of the good clients over the median p99 of the quiet rounds before and between. Takes under two minutes.
+The server has the packaged digits model. Normal clients at 127.0.0.1 send one image at a time, the next after the
+answer. Another process opens 200 hostile connections of each kind, first one kind at a time, then all together, each
+kind from its own addresses (127.0.1.x, 127.0.2.x, …); closed connections are reopened at once. The ratio is the normal
+clients' p99 over the median p99 of the quiet rounds before and between. Takes under two minutes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def attacked(kinds: list[str], port: int, connections: int, addresses: int, told
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            process.stdout.readline()  # its connections are under way
+            process.stdout.readline()  # wait until it has connected
             yield
         finally:
             process.terminate()
@@ -84,7 +84,7 @@ def main(given: Sequence[str] | None = None) -> None:
         measure("quiet 1", [])
         for number, kind in enumerate(kinds):
             measure(kind, [kind])
-            if number % 3 == 2:  # other programs of the machine come and go
+            if number % 3 == 2:  # repeated, since the machine's load varies
                 measure(f"quiet {number // 3 + 2}", [])
         if len(kinds) > 1:
             measure("all together", kinds)

@@ -1,10 +1,10 @@
-"""The table of docs/performance.md on a GPU: each comparison compiled ahead by parallel processes, then timed alone.
+"""The GPU table of docs/performance.md: each comparison is compiled in parallel processes, then timed alone.
 
     python benchmarks/speed_table.py results/speed.jsonl                       all of it, about half an hour
     python benchmarks/speed_table.py results/speed.jsonl --only b32 large      parts of it, merged into the file
 
-Compiling takes most of the time and no GPU, so `--jobs` processes fill inductor's cache at once; `adatape bench` then
-finds everything there. What was timed is in the file after every comparison, so an interrupted call loses one.
+Compiling takes most of the time, so `--jobs` processes fill inductor's cache in parallel; `adatape bench` then uses it.
+The file is written after every comparison, so an interrupted call loses at most one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 from record import Row, add_rows
 
-from adatape.measure.sides import How, build_side
-from adatape.show.bench import Spec, reference_of, spec_of
+from adatape.evaluate.bench import Spec, reference_of, spec_of
+from adatape.evaluate.sides import How, build_side
 
-OF_ENVIRONMENT = ("hardware", "torch", "commit", "date")  # which every row has under that name
+OF_ENVIRONMENT = ("hardware", "torch", "commit", "date")  # fields of every row
 
 
 class Part(NamedTuple):
@@ -44,12 +44,12 @@ def both(name: str) -> tuple[str, str]:
 
 
 B16, LARGE = both("adatape_base_patch16_224"), both("adatape_large_patch16_224")
-PLAIN = "plainvit_base_patch16_224"  # a ViT that embeds its patches as AdaTape does
+PLAIN = "plainvit_base_patch16_224"  # a ViT with AdaTape's patch embedding
 PARTS = {
     "b16": Part((*B16, PLAIN), (256,)),
     "b32": Part(both("adatape_base_patch32_224"), (256,)),
     "large": Part(LARGE, (256,), ("inference",)),
-    "large-train": Part(LARGE, (256,), ("train",), ("--graphs", "off")),  # three with graphs do not fit
+    "large-train": Part(LARGE, (256,), ("train",), ("--graphs", "off")),  # three with CUDA graphs do not fit in memory
     "one": Part((*B16, PLAIN), (1,), ("inference",)),
     "batches": Part(B16, (8, 64)),
     "data": Part(B16, (256,), extra=("--data",)),
@@ -59,7 +59,7 @@ PARTS = {
 
 
 def warm(side: tuple[str, str, int]) -> None:
-    """Compiles and calls one side in a process of its own, which is all that the cache needs."""
+    """Compiles and calls one side in a separate process, which fills the compile cache."""
     name, mode, batch = side
     began = time.time()
     command = [sys.executable, __file__, "--side", name, mode, str(batch)]
@@ -80,14 +80,14 @@ def sides(part: Part) -> list[tuple[str, str, int]]:
 
 
 def case_of(row: Row) -> str:
-    """What tells one comparison from another."""
+    """The key of a comparison."""
     how = [row["mode"], f"batch {row['batch']}", row["device"]]
     how += ["compiled"] * (row["compile"] != "none") + ["graphs"] * bool(row["graphs"]) + ["data"] * bool(row["data"])
     return " ".join([str(Spec(row["model"], row["options"])), *how])
 
 
 def timed(given: Sequence[str]) -> list[Row]:
-    """What `adatape bench` measures with these arguments, in a process of its own."""
+    """Runs `adatape bench` with these arguments in a separate process; returns its rows."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
         command = [sys.executable, "-m", "adatape", "bench", *given, "--out", str(out)]

@@ -1,4 +1,4 @@
-"""The rows of a study, by system and set of images: what its tables are made of."""
+"""Groups the rows of a study by system and image set, for its tables."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from rows import Row
 
 PLAIN, OURS = "plain-", "adatape"
-WORTH_SEEING = 8  # points below a model's best that its smaller budgets are shown down to
-WORTH_SAVING = 0.9  # of a model's cost: a budget that saves less is no other budget
+WORTH_SEEING = 8  # smaller budgets are shown if they lose fewer points than this
+WORTH_SAVING = 0.9  # and if they cost less than this fraction of the full budget
 
 
 class Cell(NamedTuple):
@@ -27,7 +27,7 @@ class Cell(NamedTuple):
         return [float(result[name]) for result in self.results if result.get(name) is not None]
 
     def told(self, name: str) -> list[Any]:
-        """What the rows that have such a part say in it."""
+        """The values of a key, for the rows that have it."""
         return [row[name] for row in self.rows if name in row]
 
     def mean(self, name: str) -> float:
@@ -35,24 +35,24 @@ class Cell(NamedTuple):
         return statistics.fmean(found) if found else math.nan
 
     def error(self, name: str) -> float:
-        """Of the mean, over seeds."""
+        """Standard error of the mean over seeds."""
         found = self.values(name)
         return statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else math.nan
 
     @property
     def tape(self) -> str:
-        """Mean length, and how much it varies between images."""
+        """Mean tape length ± its deviation between images."""
         spread = statistics.fmean(value**0.5 for value in self.values("length_var"))
         return f"{self.mean('length_mean'):.1f} ± {spread:.1f}"
 
 
 def score_of(row: Row) -> dict[str, Any]:
-    """A run's result; of one that held images out its score on those, since nobody chooses by the test set."""
+    """A run's result; for a run with held-out images, the score on those, since choices must not use the test set."""
     return row["result"] | row.get("held_out", {})
 
 
 def cells(rows: Sequence[Row]) -> list[Cell]:
-    """Every system of every set, dearest last; a run is named RECIPE/SYSTEM/seed-N, and counts once it has a result."""
+    """All systems of all sets by increasing cost, from runs named RECIPE/SYSTEM/seed-N that have a result."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: str(row["run"])):
         if "result" in row:
@@ -69,15 +69,15 @@ def by_set(every: Sequence[Cell]) -> list[list[Cell]]:
 
 
 def comparable(every: Sequence[Cell], runs: Callable[[Cell], int] = lambda cell: len(cell.results)) -> list[Cell]:
-    """A single run has no error, so it is compared only where nobody on that set has more."""
+    """Cells with at least two runs; a single run, which has no error, only if no cell of that set has more."""
     most = {group[0].recipe: max(map(runs, group)) for group in by_set(every)}
     return [cell for cell in every if runs(cell) >= min(2, most[cell.recipe])]
 
 
 def with_budgets(every: Sequence[Cell]) -> list[Cell]:
-    """And every smaller budget that a trained model was scored at, as a cell of its own: one model, many costs.
+    """The cells and, as further cells, the smaller budgets at which their models were evaluated.
 
-    Without those that save next to nothing, or are far below the model's best.
+    Budgets that save little (WORTH_SAVING) or lose much (WORTH_SEEING) are left out.
     """
     found = list(every)
     for cell in every:
@@ -90,7 +90,7 @@ def with_budgets(every: Sequence[Cell]) -> list[Cell]:
 
 
 def at_budgets(cell: Cell, least: int = 1) -> list[Cell]:
-    """A cell for each budget at which all runs were scored that were scored at any, and read so many tokens or more."""
+    """A cell for each budget at which all evaluated runs have a score and that reads `least` tokens or more."""
     scored = [row for row in cell.rows if "budgets" in row]
     told = [{setting_of(row): row for row in rows} for rows in cell.told("budgets")]
     settings = [name for name in told[0] if all(name in each for each in told)] if told else []
@@ -113,7 +113,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def rounded(value: float, digits: int) -> str:
-    """A half goes up, as on paper; what binary fractions add in the twelfth place does not count."""
+    """Rounds half up, ignoring binary rounding errors beyond the ninth digit."""
     place = Decimal(1).scaleb(-digits)
     return str(Decimal(f"{value:.9f}").quantize(place, ROUND_HALF_UP))
 

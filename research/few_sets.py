@@ -1,10 +1,10 @@
-"""Makes the sets that few-shot columns are learnt from: folders of arrays at 32 px, named as the columns are.
+"""Makes the image sets of the few-shot columns: folders of arrays at 32 px, named like the columns.
 
     python research/few_sets.py data/few --cifar10 data/cifar10 --cifar100 data/cifar100 --pets data/pets
 
-`c10` has the first 100 training images of each class, `c100` the first 10,000 training images, `pets` all of them, the
-largest square in the middle of each; test sets are whole. Supports are drawn from the training images. A source is a
-folder of arrays, or SOURCE:PATH as in `adatape fewshot --on pets:data/pets`.
+`c10` has the first 100 training images of each class, `c100` the first 10,000, `pets` all, each cropped to its largest
+centre square; test sets are complete. Supports are drawn from the training images. A source is a folder of arrays, or
+SOURCE:PATH as in `adatape fewshot --on pets:data/pets`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PIL import Image
 
 from adatape.data.images import open_images
 from adatape.data.imageset import ImageSet
-from adatape.show.transfer import data_named
+from adatape.train.fewshot import data_named
 
 SIDE = 32
 OF_EACH_CLASS, AT_FIRST = 100, 10_000
@@ -30,7 +30,7 @@ def first_of_each(labels: np.ndarray, count: int) -> np.ndarray:
 
 
 def squared(image: Image.Image, side: int = SIDE) -> np.ndarray:
-    """The largest square in the middle, at this size."""
+    """The largest centre square, resized to `side`."""
     edge = min(image.size)
     left, top = (image.width - edge) // 2, (image.height - edge) // 2
     square = image.crop((left, top, left + edge, top + edge))

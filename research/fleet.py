@@ -1,8 +1,8 @@
-"""Several runs over the same batches, side by side: a GPU that one small model leaves idle trains them all.
+"""Trains several small models on the same batches at the same time on one GPU.
 
-Images are read and varied once for all. On a GPU the steps of all models are branches of one CUDA graph, which run at
-the same time. A model learns what it would learn alone; only what it draws without a key, as stochastic depth does,
-is another sample. What is stopped begins anew.
+Images are read and augmented once for all. On a GPU the steps of all models are parallel branches of one CUDA graph.
+Results equal those of single runs, except for random numbers drawn without a key (stochastic depth). Stopped runs
+cannot be resumed.
 
     python research/fleet.py CONFIG.json --over seed=0,1,2 --over optimizer.lr=1e-3,3e-4 --together 8 --out runs/fleet
 """
@@ -33,11 +33,11 @@ from adatape.train.sweep import combinations
 from adatape.train.task import Task, build_for
 
 SHOWN = ("accuracy", "length_mean", "gflops", "steps", "error")
-COMPILED_FOR_EACH = 4  # in training and scoring, with the last batch of a set, and one to spare
+COMPILED_FOR_EACH = 4  # graphs per model: training, evaluation, the last batch of a set, and one spare
 
 
 def common(experiment: Experiment) -> dict[str, Any]:
-    """What runs must have in common to learn from the same batches in one process."""
+    """The fields that must be equal for runs that share batches."""
     settings = experiment.optimizer
     return {
         "data": experiment.data,
@@ -49,7 +49,7 @@ def common(experiment: Experiment) -> dict[str, Any]:
 
 
 def fleets(experiments: Sequence[Experiment], most: int) -> list[list[int]]:
-    """Places of experiments that can train together, at most so many at once, in their order."""
+    """Groups of indices of experiments that can share batches, at most `most` in each."""
     groups: dict[str, list[int]] = {}
     for place, experiment in enumerate(experiments):
         groups.setdefault(repr(common(experiment)), []).append(place)
@@ -57,7 +57,7 @@ def fleets(experiments: Sequence[Experiment], most: int) -> list[list[int]]:
 
 
 class Fleet:
-    """Trainers in step with one another."""
+    """Trainers that take each step on the same batch."""
 
     def __init__(self, experiments: Sequence[Experiment], device: str | torch.device) -> None:
         _check_alike(experiments)
@@ -68,7 +68,7 @@ class Fleet:
         self.update = captured(self._update) if on_gpu else self._update
 
     def train(self) -> Iterator[list[Stats]]:
-        """From the first step to the last: what each trainer's step did."""
+        """Trains all steps; yields the figures of every trainer."""
         first = self.trainers[0]
         for trainer in self.trainers:
             trainer.model.train()
@@ -87,10 +87,7 @@ class Fleet:
 
 
 def side_by_side(calls: Sequence[Callable[[], Tensor]], streams: Sequence[torch.cuda.Stream]) -> list[Tensor]:
-    """What the calls give, each on a stream of its own: captured, they are branches that a GPU runs at the same time.
-
-    Without streams, as on a CPU, one after the other.
-    """
+    """Runs each call on its own stream, so that a captured graph has parallel branches; without streams in sequence."""
     if not streams:
         return [call() for call in calls]
     here, given = torch.cuda.current_stream(), []
@@ -111,9 +108,9 @@ def _shared(task: Task, experiment: Experiment) -> Task:
 def run_together(
     experiments: Sequence[Experiment], folders: Sequence[Path], device: str, watch: Watch = lambda _: None
 ) -> list[dict[str, Any]]:
-    """As `run` for each, in folders that look the same; `watch` sees the first. What is stopped is not resumed.
+    """As `run` for each experiment, with the same folders; `watch` gets the first run. It cannot resume.
 
-    A run that fails leaves `{"error": why}` in place of its result, and the others go on. Times are those of all.
+    The result of a failed run is `{"error": why}`, and the others continue. Times are those of all runs together.
     """
     with ExitStack() as held:
         with _room_for(experiments), Stop() as stop:
@@ -142,7 +139,7 @@ def _note(records: Sequence[Record], each: Sequence[Stats], errors: dict[Record,
         if record not in errors:
             try:
                 record.after(stats)
-            except ValueError as error:  # its loss is no number any more
+            except ValueError as error:  # non-finite loss
                 errors[record] = str(error)
     if records[0].trainer.step % records[0].experiment.evaluate_every == 0:
         for record in records:
@@ -154,7 +151,7 @@ def _room_for(experiments: Sequence[Experiment]) -> AbstractContextManager[None]
     if ways == {False}:
         return nullcontext()
     if True in ways:
-        torch.compiler.reset()  # an earlier fleet's graphs would take up the room; those of blocks serve again
+        torch.compiler.reset()  # graphs of earlier fleets count against the limit; those of blocks are reused
     return room_to_compile(COMPILED_FOR_EACH * len(experiments))
 
 
@@ -169,11 +166,11 @@ def _check_alike(experiments: Sequence[Experiment]) -> None:
             )
         for name, value in common(experiment).items():
             if value != theirs[name]:
-                raise ValueError(f"{name} is {value}; beside a run with {theirs[name]} it must be the same")
+                raise ValueError(f"{name} is {value}; it must be {theirs[name]}, as in the first run")
 
 
 def sweep_together(experiment: Experiment, over: list[str], out: Path, device: str, most: int) -> list[dict[str, Any]]:
-    """Every combination of fields, so many side by side as share their batches; one row for each, in their order."""
+    """Trains every combination of fields, at most `most` at a time; one row for each, in their order."""
     grid = combinations(experiment, over)
     rows: list[dict[str, Any]] = [{} for _ in grid]
     for places in fleets([each for _, each in grid], most):

@@ -10,11 +10,11 @@ from cells import Cell, at_budgets, by_set, cells, percent, table
 from margins import Column, adaptive_table, columns_of, few_shot_margins, headed, learnt, margin_table
 from rows import Row
 
-JUDGE = "plain-4-depth-4"  # whose loss says how hard an image is
+JUDGE = "plain-4-depth-4"  # the model whose loss defines how hard an image is
 
 
 def accuracies(every: Sequence[Cell]) -> str:
-    """One table for all sets: what a system scores and what it costs."""
+    """Accuracy and cost of every system, one table for all sets."""
     head = ["set", "system", "accuracy, %", "seeds", "GFLOPs, mean", "bound", "M parameters", "images/s ᵃ", "tape"]
     rows = []
     for cell in every:
@@ -39,7 +39,7 @@ def accuracies(every: Sequence[Cell]) -> str:
 
 
 def few_shots(every: Sequence[Cell]) -> str:
-    """A table for each set that models were trained on, since each has other sets to learn from few images of.
+    """Few-shot accuracy, one table for each pre-training set, since their few-shot sets differ.
 
     Mean over pre-training seeds of the mean over draws; ± is over pre-training seeds.
     """
@@ -55,7 +55,7 @@ def few_shots(every: Sequence[Cell]) -> str:
 
 
 def second_means(every: Sequence[Cell]) -> str:
-    """Few shots by what is beside the pooled mean: the mean of an earlier block's rows, or of the tape's."""
+    """Few-shot accuracy with additional features: the mean of an earlier block's rows, or of the tape's."""
     parts = []
     for of_set in by_set(every):
         head, rows = [], []
@@ -69,7 +69,7 @@ def second_means(every: Sequence[Cell]) -> str:
 
 
 def _by_kind(cell: Cell) -> dict[str, dict[Column, list[float]]]:
-    """Of each kind of features, what every seed scores in each column."""
+    """For each kind of features, the scores of all seeds by column."""
     found: dict[str, dict[Column, list[float]]] = {}
     for told in cell.told("second_means"):
         for on, by_kind in told.items():
@@ -79,7 +79,7 @@ def _by_kind(cell: Cell) -> dict[str, dict[Column, list[float]]]:
 
 
 def difficulty_table(every: Sequence[Cell]) -> str:
-    """How far lengths follow the judge's loss on the same images, the mean over the judge's seeds (`look.py`)."""
+    """Rank correlation of tape lengths with the judge's loss on the same images, mean over its seeds (`look.py`)."""
     head = ["set", "system", f"ρ of length with the loss of {JUDGE}, by seed", "95 % intervals"]
     rows = []
     for cell in every:
@@ -91,7 +91,7 @@ def difficulty_table(every: Sequence[Cell]) -> str:
 
 
 def saturations(every: Sequence[Cell]) -> str:
-    """Why lengths are what they are: a large scale makes one weight all there is, and a tape of a few steps is full."""
+    """Norm scale, largest weight and tape length: a large scale saturates the softmax, which ends tapes early."""
     rows = []
     for cell in every:
         told = cell.told("reading")
@@ -113,7 +113,7 @@ def saturations(every: Sequence[Cell]) -> str:
 
 
 def budgets(every: Sequence[Cell]) -> str:
-    """Accuracy of one trained model where it may read less, mean over seeds."""
+    """Accuracy of each trained model at smaller budgets, mean over seeds."""
     rows = []
     for cell in every:
         points = [

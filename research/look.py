@@ -1,11 +1,11 @@
-"""Looks closer at trained runs: how they read each test image, what they score on less, and from few images of others.
+"""Evaluates trained runs further: tape lengths by test image, smaller budgets, few-shot accuracy, throughput.
 
     python research/look.py results/mine.jsonl --fewshot data/few/c10 data/few/pets      run folders under runs/mine
     python research/look.py results/mine.jsonl --speed                                   images a second, on an idle GPU
 
-Each run folder then has its length and certainty for every test image (`images.npz`), its `reading`, what it scores at
-smaller `budgets`, `fewshot`, and how far its lengths follow the loss of a plain ViT (`difficulty`); all but the images
-go into the study's rows. A run that was looked at is not looked at again.
+It writes into each run folder: length and certainty of every test image (`images.npz`), `reading`, scores at smaller
+`budgets`, `fewshot`, and the correlation of its lengths with the loss of a plain ViT (`difficulty`); all but the images
+go into the study's rows. Runs that have `images.npz` are skipped.
 """
 
 from __future__ import annotations
@@ -25,39 +25,41 @@ from torch import Tensor, nn
 
 from adatape.config import Images
 from adatape.data.loaders import Labelled
+from adatape.evaluate.budget import apply_budget, look, scaled_budget
+from adatape.evaluate.difficulty import spearman
+from adatape.evaluate.reading import Reads, collect
+from adatape.evaluate.speed import seconds_per_call
 from adatape.graph import WARM_UP_CALLS, Tensors, captured
-from adatape.measure.budget import apply_budget, look, scaled_budget
-from adatape.measure.difficulty import spearman
-from adatape.measure.reading import Reads, collect
-from adatape.measure.speed import seconds_per_call
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
-from adatape.show.budget import test_batches
-from adatape.show.transfer import print_fewshot
+from adatape.train.evaluate import test_batches
+from adatape.train.fewshot import fewshot_run
 from adatape.train.folder import load_run
 
-EIGHTHS = (0, 1, 2, 4, 6, 8)  # of the most tokens
+EIGHTHS = (0, 1, 2, 4, 6, 8)  # budgets, in eighths of the maximum
 SHOTS, DRAWS, L2 = (1, 5, 10, 25), (0, 1, 2), (1024.0,)
-NO_SPREAD = 0.1  # tokens: lengths that vary less follow nothing
+NO_SPREAD = 0.1  # tokens: no correlation is computed if lengths vary less
 
 
 def opened(folder: Path, device: str) -> tuple[Adaptive, Callable[[], Iterator[Labelled]]]:
-    """A run's model, and its test set as often as it is asked for."""
+    """A run's model, and a function that returns its test batches."""
     experiment, model = load_run(folder)
     if isinstance(experiment.data, Images) and experiment.data.validate_on is not None:
-        raise ValueError(f"{folder} held images out to choose by; a closer look would be at the test set")
+        raise ValueError(f"{folder} has validate_on, for choices on held-out images; this would use the test set")
     return model.to(device).eval(), lambda: test_batches(experiment, None, torch.device(device))
 
 
 def look_closer(folder: Path, device: str, fewshot: Sequence[str] = ()) -> None:
-    """What the model does with each test image, what it scores where it may read less, and on what it never saw."""
+    """Writes the run's figures by test image, at smaller budgets, and on few-shot sets."""
     model, test = opened(folder, device)
     reads = collect(model, test())
     if isinstance(model, AdaTape):
         put(folder / "reading.json", saturation(model, reads))
         put(folder / "budgets.json", at_budgets(model, test))
     if fewshot:
-        found = {Path(on).name: print_fewshot(folder, on, SHOTS, DRAWS, L2, device)["summary"] for on in fewshot}
+        found = {
+            Path(on).name: fewshot_run(folder, on, SHOTS, DRAWS, L2, device).as_dict()["summary"] for on in fewshot
+        }
         put(folder / "fewshot.json", found)
     certainty, length = reads.certainty.half().numpy(), reads.length.to(torch.uint8).numpy()
     np.savez_compressed(folder / "images.npz", certainty=certainty, length=length)
@@ -68,7 +70,7 @@ def put(path: Path, found: Any) -> None:
 
 
 def saturation(model: AdaTape, reads: Reads) -> dict[str, float]:
-    """How far the softmax of a read is from even, and the scale that its norm has come to."""
+    """Mean largest weight of a read, and the trained scale of the reader's norm."""
     visible = reads.taken[..., 0] >= 0
     found = {"top_weight": reads.weight.amax(-1)[visible].mean().item()}
     if isinstance(model.reader.norm, nn.LayerNorm):
@@ -78,14 +80,14 @@ def saturation(model: AdaTape, reads: Reads) -> dict[str, float]:
 
 
 def note_speed(folder: Path, device: str) -> None:
-    """Nothing ends early in what is timed, so it goes with the bound of the cost."""
+    """Adds throughput to result.json; nothing halts early while timing, so it matches the upper bound of the cost."""
     model, test = opened(folder, device)
     speed = throughput(model, next(iter(test()))[0])
     put(folder / "result.json", json.loads((folder / "result.json").read_text()) | {"images_per_second": speed})
 
 
 def throughput(model: Adaptive, x: Tensor) -> float:
-    """Images a second in bf16, replayed as a CUDA graph; every system alike: none compiled, none ends early."""
+    """Images per second in bf16 as a CUDA graph, not compiled and without early exit, for every system."""
 
     @torch.no_grad()
     def answer(x: Tensor) -> Tensors:
@@ -100,7 +102,7 @@ def throughput(model: Adaptive, x: Tensor) -> float:
 
 
 def at_budgets(model: AdaTape, test: Callable[[], Iterator[Labelled]]) -> list[dict[str, Any]]:
-    """What it scores where all may read less."""
+    """Scores at smaller budgets."""
     most, rows = model.reader.reading.steps, []
     for steps in sorted({most * share // 8 for share in EIGHTHS}):
         budget = scaled_budget(model, steps)
@@ -113,9 +115,9 @@ def at_budgets(model: AdaTape, test: Callable[[], Iterator[Labelled]]) -> list[d
 
 
 def judge_lengths(folders: Sequence[Path]) -> None:
-    """How far the lengths of each run follow a plain ViT's loss on the same images, the mean over that one's seeds.
+    """Rank correlation of each run's lengths with its own loss and with the judge's mean loss over seeds.
 
-    And its own loss. The interval is from a bootstrap over images.
+    The interval is a bootstrap over images.
     """
     seen = {folder: np.load(folder / "images.npz") for folder in folders if (folder / "images.npz").is_file()}
     for recipe in {folder.parent.parent for folder in seen}:
@@ -150,7 +152,7 @@ def main(given: Sequence[str] | None = None) -> None:
                 note_speed(folder, arguments.device)
             elif not (folder / "images.npz").is_file():
                 look_closer(folder, arguments.device, arguments.fewshot)
-        except (RuntimeError, ValueError, FileNotFoundError) as error:  # the others are worth a look all the same
+        except (RuntimeError, ValueError, FileNotFoundError) as error:  # continue with the others
             print(f"{folder}: {type(error).__name__}: {error}"[:500], flush=True)
     judge_lengths(folders)
     add_rows(arguments.out, [row_of(folder, str(folder.relative_to(runs))) for folder in folders])

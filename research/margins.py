@@ -1,4 +1,4 @@
-"""Who is ahead of whom at equal cost, and by how much: in accuracy, from few images, and among adaptive systems."""
+"""Differences between systems at equal cost: accuracy, few-shot accuracy, and other adaptive systems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cells import OURS, PLAIN, Cell, at_budgets, by_set, comparable, table, with_budgets
 
 ADAPTIVE = ("avit", "ponder", "u2t", "ut", "uvit")
-DEARER = 1.02  # what a rival may cost at most, in units of ours: equal but for a rounding of lengths
+DEARER = 1.02  # maximum cost of a rival relative to ours; the tolerance is for rounded lengths
 
 
 class Lead(NamedTuple):
@@ -24,7 +24,7 @@ class Lead(NamedTuple):
         return self.points > 2 * self.error
 
     def __str__(self) -> str:
-        """Bold where it is more than two errors ahead; behind by as much, with a mark."""
+        """Bold if more than two errors ahead; marked ▼ if more than two errors behind."""
         text = f"{self.points:+.2f}" + ("" if math.isnan(self.error) else f" ± {self.error:.2f}")
         return f"**{text}**" if self.ahead else f"{text} ▼" if -self.points > 2 * self.error else text
 
@@ -35,12 +35,12 @@ def lead(ours: Cell, rival: Cell) -> Lead:
 
 
 class Margin(NamedTuple):
-    """How far one of ours is ahead of a rival at equal cost."""
+    """The lead of one of our systems over a rival at equal cost."""
 
     ours: Cell
     rival: Cell
     lead: Lead
-    beyond: Lead | None = None  # over the straight line between the plain ViTs of just less and just more cost
+    beyond: Lead | None = None  # over the line between the next cheaper and the next more expensive plain ViT
 
 
 def affordable(every: Sequence[Cell], at: Cell) -> list[Cell]:
@@ -62,7 +62,7 @@ def margins(every: Sequence[Cell]) -> Iterator[Margin]:
 
 
 def beyond_line(ours: Cell, plain: Sequence[Cell]) -> Lead | None:
-    """The line is flat where a dearer plain ViT is no better; None where none costs as little or none as much."""
+    """Lead over the line between plain ViTs, which is flat where a more expensive one is no better; None outside it."""
     points, cost = best_of(plain), ours.mean("gflops_mean")
     for cheap, dear in itertools.pairwise(points):
         x0, x1 = cheap.mean("gflops_mean"), dear.mean("gflops_mean")
@@ -80,7 +80,7 @@ def _over_mix(ours: Cell, cheap: Cell, dear: Cell, share: float) -> Lead:
 
 
 def best_of(plain: Sequence[Cell]) -> list[Cell]:
-    """Those that no other beats for as little, cheapest first."""
+    """The Pareto-optimal plain ViTs, cheapest first."""
     found: list[Cell] = []
     for cell in sorted(plain, key=lambda cell: (cell.mean("gflops_mean"), -cell.mean("accuracy"))):
         if not found or cell.mean("accuracy") > found[-1].mean("accuracy"):
@@ -89,19 +89,19 @@ def best_of(plain: Sequence[Cell]) -> list[Cell]:
 
 
 def by_seed(ours: Cell, rival: Cell) -> list[float]:
-    """Points of each seed that both have: they share the order of images and how these are varied."""
+    """Differences in points for the seeds that both have, which share data order and augmentation."""
     theirs = _scores(rival)
     return [100 * (score - theirs[seed]) for seed, score in _scores(ours).items() if seed in theirs]
 
 
 def _scores(cell: Cell) -> dict[str, float]:
-    """By seed."""
+    """Accuracy by seed."""
     seeds = [row["run"].rpartition("/")[2] for row in cell.rows]
     return {seed: float(result["accuracy"]) for seed, result in zip(seeds, cell.results, strict=True)}
 
 
 def against_adaptive(every: Sequence[Cell]) -> Iterator[Margin]:
-    """For each other adaptive system the best of ours that costs no more, smaller budgets included."""
+    """For each other adaptive system, our best one that costs no more, smaller budgets included."""
     every = comparable(every)
     for rival in (cell for cell in every if cell.name in ADAPTIVE):
         whole = [cell for cell in every if cell.recipe == rival.recipe and cell.name.startswith(OURS)]
@@ -111,7 +111,7 @@ def against_adaptive(every: Sequence[Cell]) -> Iterator[Margin]:
 
 
 def _cheaper(cell: Cell) -> list[Cell]:
-    """Not the full budget over again, whose cost differs by a rounding."""
+    """The budgets below the full one, whose cost differs only by rounding."""
     return [each for each in at_budgets(cell) if each.mean("gflops_mean") < 0.999 * cell.mean("gflops_mean")]
 
 

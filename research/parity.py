@@ -1,10 +1,10 @@
-"""Runs grids of parity experiments, several processes at a time, a row of a study for each.
+"""Runs grids of parity experiments in several processes; each run becomes a row of a study.
 
     python research/parity.py results/parity.jsonl "--length 16,32 --seed 0,1,2" "--length 16 --system order" --jobs 2
-    python research/parity.py --margins            how a small AdaTape, trained at N = 16, fares on longer sequences
+    python research/parity.py --margins            accuracy of a small AdaTape, trained at N = 16, on longer sequences
 
-Each quoted argument is one grid: options of `adatape train parity`, comma-separated values multiplied out. `--also`
-evaluates each trained model at other lengths. A run that is not done after `--minutes` is stopped and says so.
+Each quoted argument is one grid: the product of comma-separated options of `adatape train parity`. `--also` evaluates
+each trained model at other lengths. A run that is not done after `--minutes` is stopped and marked.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def ask(command: list[str], limit: float | None = None) -> str:
 
 
 def curve_of(folder: Path) -> list[list[float]]:
-    """[step, validation accuracy] pairs, as far as the run got."""
+    """[step, validation accuracy] pairs up to the last step of the run."""
     scored = [line for line in lines_of(folder / METRICS) if line["kind"] == "validation"]
     return [[line["step"], round(line["accuracy"], 4)] for line in scored]
 
@@ -112,7 +112,7 @@ def margins(model: AdaTape, trained_at: int, lengths: Sequence[int], count: int 
 
 
 def print_margins(seeds: Sequence[int] = (0, 1, 2), steps: int = 400) -> None:
-    warnings.simplefilter("ignore", UserWarning)  # reading further than trained is the point
+    warnings.simplefilter("ignore", UserWarning)  # budgets beyond the trained one are intended
     for seed in seeds:
         trainer = Trainer(parity_small(seed=seed))
         for _ in trainer.train(steps):

@@ -10,7 +10,7 @@ from cells import rounded, table
 from rows import RESULTS, Row, read_rows
 
 LENGTHS = (16, 32, 64, 128)
-EQUAL_STEPS = 3250  # what AdaTape's slowest seed needed
+EQUAL_STEPS = 3250  # steps of AdaTape's slowest seed
 UNFINISHED = "ᵃ"
 RATES = ("3e-5", "1e-4", "3e-4")
 ADATAPE = "adatape"
@@ -25,7 +25,7 @@ class Run(NamedTuple):
 
 
 def runs_in(name: str) -> list[Run]:
-    """Without the exploratory ones, which another way of stopping sets apart."""
+    """The runs of a file without exploratory ones, which have another stopping rule."""
     rows = [row for row in read_rows(RESULTS / f"{name}.jsonl") if "exploration" not in row.get("session", "")]
     return [run_of(row) for row in rows]
 
@@ -38,7 +38,7 @@ def run_of(row: Row) -> Run:
 
 
 def chosen(runs: Sequence[Run], system: str, length: int) -> list[Run]:
-    """By learning rate and seed."""
+    """Runs of a system and length, sorted by learning rate and seed."""
     found = [run for run in runs if (run.system, run.length) == (system, length)]
     return sorted(found, key=lambda run: (RATES.index(run.lr) if run.lr in RATES else 0, run.seed))
 
@@ -48,7 +48,7 @@ def percent(share: float, digits: int = 2) -> str:
 
 
 def as_long_as_run(run: Run) -> str:
-    """Held-out accuracy and steps; of a run that was stopped, validation accuracy at its last point, with a mark."""
+    """Held-out accuracy and steps; for a run that was stopped, its last validation accuracy, with a mark."""
     if "result" in run.row:
         accuracy, steps, mark = run.row["result"]["accuracy"], run.row["result"]["steps"], ""
     else:
@@ -58,7 +58,7 @@ def as_long_as_run(run: Run) -> str:
 
 
 def at_equal_steps(run: Run) -> str:
-    """Validation accuracy at AdaTape's slowest step; of a run with fewer points, at its last."""
+    """Validation accuracy at EQUAL_STEPS; for a shorter run, at its last point."""
     points = dict(run.row["curve"])
     if EQUAL_STEPS in points:
         return percent(points[EQUAL_STEPS])
@@ -90,7 +90,7 @@ def by_length() -> str:
 
 
 def beyond() -> str:
-    """Trained on longer sequences, or tested on them."""
+    """Training on longer sequences, and testing on longer ones than trained."""
     runs = runs_in("parity")
     (longer,), (longest,) = (chosen(runs, ADATAPE, length) for length in (256, 512))
     curve, result = longer.row["curve"], longer.row["result"]

@@ -18,8 +18,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from parity_tables import ADATAPE, LENGTHS, Run, runs_in
 from rows import RESULTS, read_rows
 
-from adatape.show.pictures.speed import draw_speed
-from adatape.show.pictures.style import ALERT, BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, picture, tidy
+from adatape.report.pictures.speed import draw_speed
+from adatape.report.pictures.style import ALERT, BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, picture, tidy
 
 IMAGES = RESULTS.parent / "docs" / "images"
 BESIDE = [(7, 4), (7, -11), (-7, 4), (-7, -11)]
@@ -37,19 +37,19 @@ PARITY = {
 def draw_costs(path: Path, every: Sequence[Cell]) -> None:
     """A panel for each set of images.
 
-    Plain ViTs are joined, since more of one buys the next; so are the smaller budgets of one model.
+    Lines join plain ViTs by cost, and the budgets of one model.
     """
     sets = by_set(every)
     with picture(path, 0.4 + 5.0 * len(sets)) as figure:
         panels = figure.subplots(len(sets), 1, squeeze=False)[:, 0]
         named = [(axes, _panel(axes, of_set)) for axes, of_set in zip(panels, sets, strict=True)]
-        FigureCanvasAgg(figure).draw()  # places are known only now
+        FigureCanvasAgg(figure).draw()  # positions are known only after drawing
         for axes, points in named:
             _name(axes, points)
 
 
 def _panel(axes: Any, every: Sequence[Cell]) -> list[tuple[str, float, float]]:
-    """Its points, yet to be named."""
+    """Draws a panel; returns its points, to be labelled."""
     points = []
     for cell in every:
         x, y = _point(cell)
@@ -78,7 +78,7 @@ def _colour(cell: Cell) -> str:
 
 
 def _name(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Each name beside its point, at the first place where it covers no other name and no point; a line leads far."""
+    """Places each label at the first position that overlaps no other label or point, with a line if it is far away."""
     dots = [axes.transData.transform((x, y)) for _, x, y in points]
     taken: list[Any] = []
     for name, x, y in points:
@@ -98,7 +98,7 @@ def _name(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
 
 
 def _lead(axes: Any, point: tuple[float, float], name: tuple[float, float]) -> None:
-    """A thin line from a point, in data, to where its name begins, on the page."""
+    """A thin line from a point (data coordinates) to its label (pixel coordinates)."""
     (x0, y0), (x1, y1) = point, axes.transData.inverted().transform(name)
     axes.plot([x0, x1], [y0, y1], color=INK, linewidth=0.5, alpha=0.6, zorder=1, scalex=False, scaley=False)
 
@@ -124,7 +124,7 @@ def draw_parity(path: Path, runs: Sequence[Run]) -> None:
 
 
 def _curves(axes: Axes, runs: Sequence[Run], name: str, colour: str) -> None:
-    """Named once; a run of which only one point is known is a dot."""
+    """Draws curves with one legend entry; a run with a single point is a dot."""
     for n, run in enumerate(runs):
         steps, accuracy = zip(*run.row["curve"], strict=True)
         marker, label = "o" if len(steps) == 1 else "", name if n == 0 else None

@@ -2,8 +2,8 @@
 
     python research/rows.py results/mine.jsonl runs/mine          a row for every run folder below runs/mine
 
-What `look.py` found out about the trained model (`reading`, `budgets`, `fewshot`, `difficulty`) is in the row where it
-is in the folder. A row is a record: it stays when the code that made it has gone.
+Files that `look.py` writes (`reading`, `budgets`, `fewshot`, `difficulty`) become parts of the row. Rows stay when the
+code that made them is removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from adatape.train.journal import METRICS, lines_of
 Row = dict[str, Any]
 RESULTS = Path(__file__).parents[1] / "results"
 CLOSER = ("reading", "budgets", "fewshot", "difficulty")
-POINTS = 12  # of a curve, for each kind of line
+POINTS = 12  # points of a curve, for each kind of line
 FIGURES = ("kind", "step", "loss", "accuracy", "length_mean")
 HELD_OUT = ("accuracy", "length_mean", "length_var")
 
@@ -36,13 +36,13 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def add_rows(path: Path, new: Sequence[Row], key: str = "run") -> None:
-    """Each after the others, or in the place of the row of the same run."""
+    """Appends rows; a row of the same run is replaced."""
     rows = {row[key]: row for row in read_rows(path)}
     write_rows(path, (rows | {row[key]: row for row in new}).values())
 
 
 def row_of(folder: Path, name: str) -> Row:
-    """The row of a run folder; a run that did not end has no `result`."""
+    """The row of a run folder; an unfinished run has no `result`."""
     row: Row = {"run": name, "config": _json(folder / "config.json"), "environment": _json(folder / "env.json")}
     if (folder / "result.json").is_file():
         row["result"] = _json(folder / "result.json")
@@ -55,7 +55,7 @@ def row_of(folder: Path, name: str) -> Row:
 
 
 def curve_of(lines: Sequence[Row]) -> list[Row]:
-    """A few lines of each kind, the last among them, and the figures that curves are drawn of."""
+    """At most POINTS lines of each kind, with the last one, reduced to the figures of curves."""
     found = []
     for kind in dict.fromkeys(line["kind"] for line in lines):
         of_kind = [line for line in lines if line["kind"] == kind]

@@ -1,4 +1,4 @@
-"""A reader beside the paper's: a trained gate for every bank token, and no more steps than one.
+"""An alternative to the paper's reader: a trained gate for every bank token, in one step.
 
 model = build_selective(img_size=32, patch_size=8, bank_patch=4, embed_dim=192, num_heads=3, steps=12)
 """
@@ -31,24 +31,23 @@ FLOOR = 0.5
 
 
 class SelectiveReader(TapeReader):
-    """Reads the bank tokens that it finds worth reading, each as it is, the best first.
+    """Reads the bank tokens whose gates exceed `floor`, unmerged, best first.
 
-    A token's gate is the sigmoid of its score: an inner product of trained projections of query and token, and what
-    the query alone says of how much the sample needs. Up to `steps` tokens are read whose gates exceed `floor`, until
-    the gates sum to `threshold`, and the best in any case; for a model from scratch the threshold is by default too
-    high to matter. The gate enters attention as log g on the token's key (`token_bias`), so it is learnt by
-    what the token is good for, in every block and behind any norm; a weight on the token itself would be divided out
-    by the first LayerNorm. Ponder is the sum of the gates read.
+    A token's gate is the sigmoid of its score: an inner product of trained projections of query and token, plus a
+    linear function of the query. At most `steps` tokens are read, until the gates sum to `threshold`, and always the
+    best one; for a model from scratch the default threshold is never reached. log g is added to the scores of the
+    token's key (`token_bias`), so that the gate gets a gradient from every block; a factor on the token itself would be
+    divided out by the first LayerNorm. Ponder is the sum of the gates read.
 
-    While training, each sample's floor is drawn between 0 and twice `floor`: a token is read about as often as its
-    gate says, tokens below the floor still learn, and one model is good at every floor.
+    In training, each sample's floor is uniform between 0 and twice `floor`, so that tokens below the floor get a
+    gradient too, and one model can be used with any floor.
     """
 
     finds, always_full = False, False
 
     def __init__(self, width: int, reading: Reading, bank_size: int, floor: float = FLOOR) -> None:
         super().__init__(width, dataclasses.replace(reading, hide=0.0), bank_size)
-        self.reading = reading  # gated, a tape is simply shorter where tokens are hidden
+        self.reading = reading  # hidden tokens only make a gated tape shorter
         self.built_floor = floor
         self.set_floor()
         self.ask, self.answer = nn.Linear(width, reading.query_width), nn.Linear(width, reading.query_width, bias=False)
@@ -57,14 +56,14 @@ class SelectiveReader(TapeReader):
             nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(self.ask.bias)
         nn.init.zeros_(self.need.weight)
-        nn.init.ones_(self.need.bias)  # at first a gate is 0.73 on average: all may be seen
+        nn.init.ones_(self.need.bias)  # initial gates are 0.73 on average, so that all tokens can be read
 
     @staticmethod
     def tokens_needed(reading: Reading) -> int:
         return reading.steps
 
     def set_floor(self, floor: float | None = None) -> None:
-        """The least gate worth reading: a higher one reads less; no argument resets."""
+        """Sets the smallest gate that is read; without an argument, as built."""
         floor = self.built_floor if floor is None else floor
         _check_floor(floor)
         self.floor = floor
@@ -91,7 +90,7 @@ class SelectiveReader(TapeReader):
         return "reader is selective; its gates weigh attention, which exported graphs do not take yet"
 
     def macs(self, bank_size: int, tape: int) -> int:
-        """Projections of query and bank, and one score for each bank token."""
+        """Multiply-adds of projecting query and bank, and of one score per bank token."""
         asked = linear_macs(self.ask) + linear_macs(self.need)
         return asked + bank_size * (linear_macs(self.answer) + self.reading.query_width) if tape else 0
 
@@ -107,30 +106,30 @@ class SelectiveReader(TapeReader):
 
 
 def _sum_before(gate: Float[Tensor, "b t"]) -> Float[Tensor, "b t"]:
-    """Of all gates ahead of each; cumsum has no fixed order on a GPU."""
+    """For each gate the sum of those before it; cumsum is not deterministic on a GPU."""
     ahead = torch.ones(gate.shape[1], gate.shape[1], device=gate.device, dtype=gate.dtype).tril(-1)
     return (ahead * gate[:, None]).sum(-1)
 
 
 def _check_floor(floor: float) -> None:
     if not 0 < floor < 1:
-        raise ValueError(f"floor is {floor}; it must lie between 0 and 1, both excluded")
+        raise ValueError(f"floor is {floor}; it must be above 0 and below 1")
 
 
 def most_worth(score: Float[Tensor, "b c"], k: int) -> Int[Tensor, "b k"]:
-    """As `atr.highest`, by one sort that leaves equals in their order: k may be large here."""
+    """As `atr.highest`, by one stable sort, since k may be large here."""
     return score.detach().sort(descending=True, stable=True).indices[:, :k]
 
 
 def token_bias(visible: Bool[Tensor, "b m"], weight: Float[Tensor, "b t"]) -> Float[Tensor, "b 1 1 m"]:
-    """What to add to attention scores: 0 for inputs, the log of its weight for each tape row, -∞ for hidden ones."""
+    """The attention bias: 0 for inputs, the log-weight for tape rows, -∞ for hidden rows."""
     inputs = weight.new_ones(visible.shape[0], visible.shape[1] - weight.shape[1])
-    seen = torch.where(visible, torch.cat([inputs, weight], 1), 1.0)  # the log of a hidden zero would spoil gradients
+    seen = torch.where(visible, torch.cat([inputs, weight], 1), 1.0)  # log(0) of a hidden row would make gradients NaN
     return seen.log().masked_fill(~visible, -math.inf)[:, None, None]
 
 
 class SelectiveAdaTape(AdaTape):
-    """AdaTape with the selective reader: gates weigh attention to tape rows, none of which is pooled."""
+    """AdaTape with the selective reader: gates weight attention to tape rows, which are not pooled."""
 
     def __init__(
         self, vit: VisionTransformer, bank: Bank, reading: Reading, join: TapeJoin, floor: float = FLOOR
@@ -140,7 +139,7 @@ class SelectiveAdaTape(AdaTape):
         self.pooled = False
 
     def attention_masks(self, joined: Joined, tape: Tape) -> Sequence[Any]:
-        """The heads' gates, where there are any, and the tokens'."""
+        """Biases of the tokens' gates, and of the heads' gates if there are any."""
         own = token_bias(joined.visible, tape.weight.squeeze(-1)).to(joined.rows.dtype)
         masks = super().attention_masks(joined, tape)
         return [own] * len(masks) if self.gate is None else [bias + own for bias in masks]
@@ -150,7 +149,7 @@ class SelectiveAdaTape(AdaTape):
 
 
 def build_selective(floor: float = FLOOR, bank: BankName = "input", **options: Any) -> SelectiveAdaTape:
-    """From scratch, by the options of `adatape.models.making.build`; by default no threshold ends a tape."""
+    """A model from scratch with the options of `adatape.models.making.build`; by default without a threshold."""
     hide = options.get("hide", default_reading(bank).hide)
     return _selective(build(bank=bank, **_settled(options)), floor, hide)
 
@@ -158,14 +157,14 @@ def build_selective(floor: float = FLOOR, bank: BankName = "input", **options: A
 def wrap_selective(
     vit: VisionTransformer, floor: float = FLOOR, bank: BankName | Bank = "input", **options: Any
 ) -> SelectiveAdaTape:
-    """Around a ViT that exists already, by the options of `adatape.wrap`."""
+    """Wraps an existing ViT with the options of `adatape.wrap`."""
     hide = options.get("hide", default_reading(bank).hide)
     made = _selective(wrap(vit, bank, **_settled(options)), floor, hide)
     return made.to(next(vit.parameters())).train(vit.training)
 
 
 def _settled(options: dict[str, Any]) -> dict[str, Any]:
-    """Gates are at most 1: a threshold of `steps` never ends a tape. A tape may take a whole bank, hidden in part."""
+    """Default options: a threshold of `steps`, which gates of at most 1 never reach, and no check of hidden tokens."""
     return {"threshold": float(options.get("steps", Reading.steps)), "merge": 1, **options, "hide": 0.0}
 
 

@@ -1,4 +1,4 @@
-"""Tables of speed: docs/performance.md, the server of docs/budgets.md, the training loop; rows are of benchmarks/."""
+"""Speed tables of docs/performance.md, docs/budgets.md (server) and the training loop, from rows of benchmarks/."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = {
 GRAPHED, NOT_GRAPHED = "ᵃ", "ᵇ"
 B16 = "adatape_base_patch16_224"
 PACKED_MOST = 1.03
-WITHIN = 1.1  # of the FLOPs, which is what a CPU may take
+WITHIN = 1.1  # goal on a CPU: time ratio over FLOP ratio
 
 
 def rows_of(name: str) -> list[Row]:
@@ -30,10 +30,10 @@ def rows_of(name: str) -> list[Row]:
 
 
 def only(rows: Sequence[Row], **wanted: Any) -> Row:
-    """The one row that has all of this."""
+    """The only row with these values."""
     found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
     if len(found) != 1:
-        raise ValueError(f"{len(found)} rows have {wanted}; there must be one")
+        raise ValueError(f"{len(found)} rows have {wanted}; there must be exactly one")
     return found[0]
 
 
@@ -45,7 +45,7 @@ def against_timm() -> str:
     head = ["model", "FLOPs ratio", "inference: asked", f"measured {GRAPHED}", "training: asked", "measured"]
     found = []
     for name, (model, options, inference, training) in SIZES.items():
-        graphs = "large" not in model  # three of that size with graphs do not fit
+        graphs = "large" not in model  # three large models with CUDA graphs do not fit in memory
         read = on_gpu(model=model, options=options, mode="inference", graphs=True)
         step = on_gpu(model=model, options=options, mode="train", graphs=graphs)
         mark = GRAPHED if graphs else NOT_GRAPHED
@@ -92,7 +92,7 @@ def on_cpu() -> str:
 
 
 def reading_and_packing() -> str:
-    """What reading takes by itself, batch 1, memory, and the law of packed execution."""
+    """Time of reading alone, batch 1, memory, and packed execution."""
     vit, ours = (on_gpu(model=B16, options=LEARNT, mode="inference")[name] for name in ("reference_ms", "ms"))
     took = {row["bank"]: row["microseconds"] / 1e3 for row in rows_of("reader") if row["batch"] == 256}
     small, large, image = (took[name] for name in ("learnable, 10,000", "learnable, 100,000", "input, 784"))
@@ -179,7 +179,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def by_part(mode: str, title: str, digits: int) -> str:
-    """GPU kernels of one call, summed by what they are for."""
+    """GPU kernel times of one call, summed by purpose."""
     told = {row["case"]: row["result"] for row in rows_of("speed_parts")}
     sides = [told["kernels by part, ms"][mode][side] for side in SIDES]
     rows = []

@@ -1,14 +1,14 @@
-"""Runs the experiments behind docs/results.md's image tables, many at once on one GPU, a row of a study for each.
+"""Runs the experiments of docs/results.md's image tables, several at a time on one GPU; each becomes a row of a study.
 
     python research/study.py results/mine.jsonl --only plain systems --cifar100 data/cifar100
     python research/study.py results/mine.jsonl --only ablations --set epochs=6        keywords and fields for every run
-    python research/study.py results/mine.jsonl --only plain --set validate_on=0.1     held-out images, to choose by
+    python research/study.py results/mine.jsonl --only plain --set validate_on=0.1     score on held-out images
     python research/study.py results/mine.jsonl --only plain --list                    which runs, with their commands
     python research/look.py results/mine.jsonl                                         few shots, budgets, lengths
-    python research/tables.py results/mine.jsonl                                       what has been found
+    python research/tables.py results/mine.jsonl                                       tables of the results
 
-Run folders stay under `--runs`, with their weights. A run that has a result in the study is not run again, so a study
-can be spread over sessions. Small models leave a GPU idle, so those of one seed train side by side.
+Run folders and weights stay under `--runs`. Runs that have a result in the study are skipped, so a study can be
+interrupted. Models of one seed train together, since one small model does not fill a GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DEPTH = "model.options.depth"
 
 
 class Run(NamedTuple):
-    """One cell's share: a recipe, a system with keywords and dotted fields as in `adatape train --set`, a seed."""
+    """One run: a recipe, a system with arguments and dotted fields as in `adatape train --set`, and a seed."""
 
     recipe: str
     name: str
@@ -60,18 +60,18 @@ def _flag(name: str, value: object) -> str:
     return f"--{name}" if value is True else f"--{name} {value}"
 
 
-# One way to train for all, chosen on plain ViTs (docs/log.md): few epochs, so only crops, flips and Mixup.
+# The same training for all, chosen on plain ViTs (docs/log.md): few epochs, so only crops, flips and Mixup.
 SHORT = "epochs=24 batch=256 optimizer.warmup=500 data.augment.randaug=0 data.augment.magnitude=5 data.augment.cutmix=0"
-# A norm on patches with Xavier weights is worth three points to a plain ViT, so every system has both.
+# A norm on patches with Xavier weights adds three points to a plain ViT, so every system has both.
 NORMED = "model.options.weight_init=moco model.options.pre_norm=true"
 MEAN = "model.options.class_token=false model.options.global_pool=avg model.options.fc_norm=false"
 FINER, LEARN = "adatape patch=8 bank_patch=4", "adatape-learn patch=8"
-# Plain ViTs of four depths, the rivals of all tapes, and the tape as published beside coarse input.
+# Plain ViTs of four depths, the baselines, and the published tape on coarse input.
 PLAIN = {
     **{f"plain-4-depth-{depth}": f"vit patch=4 {MEAN} {DEPTH}={depth}" for depth in (2, 3, 4, 6)},
     "adatape-paper": f"{FINER} {DEPTH}=6",
 }
-# The paper's systems at one patch and about one cost.
+# The paper's systems at one patch size and about equal cost.
 SYSTEMS = {
     **{name: f"{name} patch=4 {DEPTH}=4" for name in ("plainvit", "vit", "deit", "vit3ffn", "avit")},
     **{name: f"{name} patch=4 model.options.steps=5" for name in ("u2t", "ut", "ponder")},
@@ -79,7 +79,7 @@ SYSTEMS = {
     "adatape-input": f"adatape patch=4 bank_patch=2 {DEPTH}=4",
     "adatape-learn": f"adatape-learn patch=4 {DEPTH}=4",
 }
-# Why lengths collapse: what the shared norm's scale does, trained or not, and what the length loss does.
+# Why lengths collapse: effects of the shared norm's scale, trained or not, and of the length loss.
 FIXED = "model.options.norm_learns=false"
 LENGTH = {
     **{f"adatape-scale-{scale:g}": f"{FINER} model.options.norm_scale={scale:g}" for scale in (0.3, 1.0, 3.0)},
@@ -87,13 +87,13 @@ LENGTH = {
     **{f"adatape-lambda-{weight:g}": f"{FINER} ponder_weight={weight:g}" for weight in (0, 0.001, 0.1)},
     "adatape-fixed-lambda-0": f"{FINER} {FIXED} ponder_weight=0",
 }
-# Whether larger models vary their length more, as the paper has it; `adatape-scale-1`, 96 × 4, is between these two.
+# Whether larger models vary their length more, as the paper says; `adatape-scale-1`, 96 × 4, is between these two.
 SIZES = {
     f"adatape-{name}": f"{FINER} model.options.embed_dim={width} model.options.num_heads={width // 32} {DEPTH}={depth}"
     for name, width, depth in (("narrow", 64, 2), ("wide", 192, 6))
 }
-# One thing changed at a time in AdaTape as published: coarse input, a bank of 64 patches of 4 px or of trained vectors.
-# The first has no tape at all.
+# Ablations of the published AdaTape, one change each: coarse input, a bank of 64 patches of 4 px or of trained vectors.
+# The first has no tape.
 ABLATIONS = {
     "plain-8": f"vit patch=8 {MEAN}",
     "adatape": FINER,
@@ -112,7 +112,7 @@ ABLATIONS = {
     "adatape-learn-no-noise": f"{LEARN} model.options.noise=0",
     "adatape-learn-no-hiding": f"{LEARN} model.options.hide=0",
 }
-# Ablations of the paper's tape are many, so each is small: a third of the epochs, four blocks.
+# Ablations are many, so each is small: a third of the epochs, four blocks.
 SHALLOW, SHORTER = f"{DEPTH}=4", SHORT.replace("epochs=24", "epochs=8").replace("warmup=500", "warmup=300")
 
 
@@ -120,7 +120,7 @@ def trained_alike(plan: dict[str, str], *more: str) -> dict[str, str]:
     return {name: " ".join([words, NORMED, *(more or [SHORT])]) for name, words in plan.items()}
 
 
-# What parity is like without pairs, at full length: nothing stops early, so all of one length and seed train together.
+# Parity without pairs, for all steps: without early stopping, runs of one length and seed can train together.
 PARITY = {
     f"{name}-{length}": f"{words} length={length} stop_at=null"
     for length in (16, 32, 64, 128)
@@ -140,7 +140,7 @@ PLANS = {
 
 
 def planned(names: list[str], recipes: list[str], seeds: tuple[int, ...]) -> list[Run]:
-    """Seed by seed, so that what is cut off lacks seeds and not systems; parity is a recipe of its own."""
+    """Runs ordered by seed, so that an interrupted study lacks seeds, not systems; parity is a separate recipe."""
     return [
         Run(recipe, name, words, seed)
         for seed, plan in itertools.product(seeds, names)
@@ -155,10 +155,10 @@ def experiment_for(given: Run, arguments: argparse.Namespace) -> Experiment:
 
 
 def train(runs: list[Run], arguments: argparse.Namespace) -> None:
-    """Side by side; each that ends becomes a row."""
+    """Trains runs together; each finished one becomes a row."""
     folders = [arguments.runs / given.folder for given in runs]
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)  # a run that did not end; `work` leaves out those that did
+        shutil.rmtree(folder, ignore_errors=True)  # an unfinished run; `work` skips finished ones
     results = run_together([experiment_for(given, arguments) for given in runs], folders, arguments.device, say)
     for given, folder, result in zip(runs, folders, results, strict=True):
         if "error" in result:
@@ -171,14 +171,14 @@ def train(runs: list[Run], arguments: argparse.Namespace) -> None:
 
 
 def say(moment: Moment) -> None:
-    """The first of a fleet, ten times at most; all are as quick."""
+    """Prints the progress of the first run of a fleet, at most ten times."""
     if moment.step == moment.steps or moment.step % max(1, moment.steps // 10) == 0:
         pace = f"{moment.samples_per_second:,.0f}/s"
         print(f"step {moment.step} of {moment.steps}: loss {moment.loss:.3f}, {pace}", flush=True)
 
 
 def work(arguments: argparse.Namespace, runs: list[Run]) -> None:
-    """Fleet after fleet, until none is left or the time is up."""
+    """Trains fleet after fleet until all are done or the time is up."""
     began = time.time()
     ended = [given.folder for given in runs if (arguments.runs / given.folder / "result.json").is_file()]
     add_rows(arguments.out, [row_of(arguments.runs / folder, folder) for folder in ended])

@@ -1,10 +1,10 @@
-"""Every table of the docs that comes from results/, and the one command that renews them.
+"""Generates all tables of the docs that come from results/.
 
     python research/tables.py --write                          or `make tables`: all of them, in their places
     python research/tables.py results/tried/light.jsonl        the tables of one study on images, to read
 
-A table stands between the lines `<!-- NAME -->` and `<!-- end of NAME -->` of its page; tests/test_tables.py holds that
-pages and files agree. `pictures.py` draws what goes with them.
+A table is between the lines `<!-- NAME -->` and `<!-- end of NAME -->` of its page; tests/test_tables.py checks that
+pages and files agree. `pictures.py` draws the figures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STUDIES = ("evidence", "long", "still", "ablations", "length")
 
 
 class Place(NamedTuple):
-    """Where a table stands, and what makes it."""
+    """A table's page and name, and the function that makes it."""
 
     page: str
     make: Callable[[], str]
@@ -52,7 +52,7 @@ PLACES = {
 
 
 def replaced(page: str, name: str, text: str) -> str:
-    """The page with this text between the two lines that say where, and an empty line on either side."""
+    """The page with `text` between its two marker lines, surrounded by empty lines."""
     begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
     if page.count(begin) != 1 or page.count(end) != 1:
         raise ValueError(f"a page must have one line {begin.strip()} and one line {end.strip()}, for a table between")
@@ -60,7 +60,7 @@ def replaced(page: str, name: str, text: str) -> str:
 
 
 def renewed(page: str) -> str:
-    """A page of the docs with all its tables made anew."""
+    """A page of the docs with all its tables regenerated."""
     text = (DOCS / page).read_text()
     for name, place in PLACES.items():
         text = replaced(text, name, place.make()) if place.page == page else text

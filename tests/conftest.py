@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
-from small_runs import Forks
+from small_runs import Forks, command
 
-sys.path.append(str(Path(__file__).parents[1] / "research"))  # scripts that import the package and one another
+sys.path.append(str(Path(__file__).parents[1] / "research"))  # its scripts import one another by name
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # Triton looks when it is first imported
+    os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when it is first imported
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def _seeded() -> None:
 
 @pytest.fixture
 def one_order_of_sums() -> Iterator[None]:
-    """Sums over one thread have one order; determinism is for the test alone."""
+    """One thread, so that sums have a fixed order; resets deterministic mode after the test."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -36,14 +36,22 @@ def one_order_of_sums() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    """Training processes at once: one that has imported torch, and its copies."""
+    """Starts training processes as forks of one that has already imported torch."""
     server = Forks(tmp_path_factory.mktemp("said"))
     yield server
     server.close()
 
 
+@pytest.fixture(scope="module")
+def undisturbed(request: pytest.FixtureRequest, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run of as many steps as the test module's STEPS."""
+    out = tmp_path_factory.mktemp("runs") / "undisturbed"
+    forks.finish(command(out, request.module.STEPS))
+    return out
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread_per_worker() -> None:
-    """Workers share two cores; more threads than cores only wait for each other."""
+    """One torch thread per pytest-xdist worker, since workers share the cores."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)

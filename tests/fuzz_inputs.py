@@ -1,4 +1,4 @@
-"""Wrong input without end: command lines, configs and run folders, each a function of its number."""
+"""Random wrong inputs: command lines, configs and run folders, each a function of its number."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ VERBS: dict[str, tuple[int, Callable[[random.Random], list[str]]]] = {
 
 
 class Case(NamedTuple):
-    """A command line, after what was done to its files."""
+    """A command line and its damaged files."""
 
     number: int
     arguments: list[str]
@@ -124,7 +124,7 @@ def mutated(config: dict[str, Any], draw: random.Random) -> tuple[dict[str, Any]
 
 
 def odd_value(value: Any, draw: random.Random) -> Any:
-    """Mostly of the kind that was there, so that not the kind alone is what is wrong."""
+    """A wrong value, mostly of the same type, so that types are not the only error."""
     if draw.random() < 0.3:
         return draw.choice([*ODD_NUMBERS, *ODD_VALUES])
     if isinstance(value, bool):
@@ -138,7 +138,7 @@ def odd_value(value: Any, draw: random.Random) -> Any:
 
 
 def damage(folder: Path, draw: random.Random) -> str:
-    """One file of a run folder bent, emptied or taken away."""
+    """Changes, empties or removes one file of a run folder."""
     files = ["config.json", "result.json", "metrics.jsonl", "env.json", "checkpoints/model.safetensors"]
     name = draw.choice(files[:2] * 3 + files[2:])
     path, how = folder / name, draw.choice(["flip", "flip", "cut", "replace", "replace", "remove", "folder"])
@@ -236,7 +236,7 @@ def make_case(number: int, runs: list[Path], place: Path) -> Case:
 
 
 def carried_out(arguments: list[str]) -> Ended:
-    """The command in this process; anything but an exit code is an error of the program, and is raised."""
+    """Runs the command in this process; raises if it ends with anything but an exit code."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _in_time():
         try:
@@ -261,7 +261,7 @@ def _in_time() -> Iterator[None]:
 
 
 def _words(case: Case) -> set[str]:
-    """Files, fields and options that a message may name, and what it says of those that were left out."""
+    """Files, fields and options that a message may name, and its words for missing ones."""
     left_out = {
         "Missing from",
         "Missing value",
@@ -280,7 +280,7 @@ def _no_constant(word: str) -> None:
 
 
 def wrong_with(case: Case, ended: Ended, before: set[str], place: Path) -> str | None:
-    """What breaks the law: success, or one line with exit code 2 that leaves nothing behind."""
+    """Why a case fails: it must succeed, or end with one line and exit code 2 and leave no files."""
     made = {str(path.relative_to(place)) for path in place.rglob("*") if place / "run" not in path.parents} - before
     if ended.code == 0:
         if "--json" in case.arguments and "--help" not in case.arguments:

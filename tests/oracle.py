@@ -1,4 +1,4 @@
-"""Algorithm 2 for one sample, line by line, on Python floats: no tensors, no batch, nothing clever."""
+"""Algorithm 2 for one sample, line by line, on Python floats."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def read(query, bank, steps, threshold, merge, h, taken, update, ponder, ponder_
 
 
 def _gap(order, d, bank, h) -> float:
-    """Tokens with the same key are told apart by their index, not by a score."""
+    """The smallest score difference between tokens with different keys; equal keys are ordered by index."""
     pairs = itertools.pairwise(order)
     return min((d[a] - d[b] for a, b in pairs if list(bank[a][:h]) != list(bank[b][:h])), default=math.inf)

@@ -1,4 +1,4 @@
-"""Scripts of benchmarks/ and research/ as modules: they import their neighbours by name, as when they are started."""
+"""Imports the scripts of benchmarks/ and research/ as modules; they import one another by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCRIPTS = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.
 
 
 def script(path: Path | str) -> ModuleType:
-    """`research/cells.py`, say."""
+    """The module of a script, such as `research/cells.py`."""
     path = ROOT / path
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))

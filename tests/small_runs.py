@@ -1,4 +1,4 @@
-"""Tiny experiments, and processes that train them and can be killed, for the tests of resuming and of faults."""
+"""Tiny experiments, and training processes that can be killed, for tests of resuming and faults."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 def tiny(family: str = "adatape", steps: int = 12, **fields: Any) -> Experiment:
-    """A family at width 32 and depth 2, with all the randomness that training has; a field's dots are written __."""
+    """A system at width 32 and depth 2, with all random parts of training; dots in field names are written __."""
     chosen = {**ENGINE, "optimizer.steps": steps, **{name.replace("__", "."): value for name, value in fields.items()}}
     if family.startswith("parity "):
         shape = {"model.width": 48, "model.depth": 2, "data.held_out": 64}
@@ -67,7 +67,7 @@ def _depth(family: str) -> dict[str, Any]:
 
 
 def command(out: Path, steps: int, **fields: Any) -> list[str]:
-    """`adatape train digits` at the same settings, for another process."""
+    """The command line of `adatape train digits` with the same settings."""
     named = {name.replace("__", "."): value for name, value in fields.items()}
     chosen = {**SMALL, "model.options.depth": 2, **ENGINE, "optimizer.steps": steps, **named}
     settings = [word for name, value in chosen.items() for word in ("--set", f"{name}={json.dumps(value)}")]
@@ -75,7 +75,7 @@ def command(out: Path, steps: int, **fields: Any) -> list[str]:
 
 
 def write_folder(folder: Path, count: int, size: int = 24) -> Path:
-    """An ImageFolder of two classes; the grey of an image says which of its class it is."""
+    """A class folder of two classes; the colour of an image is a function of its number."""
     for split in ("train", "val"):
         for n in range(count):
             path = folder / split / ("even" if n % 2 == 0 else "odd") / f"{n:03d}.png"
@@ -94,19 +94,19 @@ def fingerprint(out: Path) -> str:
 
 
 def logged(out: Path) -> int:
-    """The last step of the journal."""
+    """The last step in metrics.jsonl."""
     return max((line["step"] for line in lines_of(out / "metrics.jsonl")), default=0)
 
 
 def history(out: Path) -> list[dict[str, Any]]:
-    """What the journal says of the run, without what the clock had to do with."""
+    """The lines of metrics.jsonl without times."""
     clock = ("seconds", "samples_per_second")
     lines = lines_of(out / "metrics.jsonl")
     return [{name: value for name, value in line.items() if name not in clock} for line in lines]
 
 
 def newest_step(out: Path) -> int:
-    """Of the newest checkpoint, all of which must be good; 0 where there is none."""
+    """The step of the newest checkpoint, or 0; no checkpoint may be damaged."""
     damaged: list[str] = []
     found = newest_good(out / "checkpoints", lambda _, why: damaged.append(why))
     assert not damaged
@@ -124,8 +124,16 @@ def wait_until(true: Callable[[], bool], seconds: float = 600) -> None:
         time.sleep(0.01)
 
 
+def at_step(out: Path, step: int) -> Callable[[], bool]:
+    return lambda: logged(out) >= step
+
+
+def no_watch(_: Any) -> None:
+    """A `watch` for `run` that does nothing."""
+
+
 def children_of(pid: int) -> list[int]:
-    """In the order in which they were started."""
+    """Process ids of the children, sorted."""
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -139,7 +147,7 @@ def children_of(pid: int) -> list[int]:
 
 SERVER = """
 import json, os, resource, sys, traceback
-import adatape.cli, adatape.show.training, sklearn.datasets
+import adatape.cli, adatape.report.tables, adatape.report.terminal, adatape.train.launch, sklearn.datasets
 try:
     import torch.utils.tensorboard
 except ImportError:
@@ -174,7 +182,7 @@ for line in sys.stdin:
 
 
 class Child:
-    """A training process, the leader of its own group, as one that a shell or torchrun starts is."""
+    """A training process that leads its own process group, as if started by a shell or torchrun."""
 
     def __init__(self, server: Forks, pid: int, said: Path) -> None:
         self.server, self.pid, self.said = server, pid, said
@@ -195,7 +203,7 @@ class Child:
 
 
 class Forks:
-    """Copies of a process that has imported torch already: each is a training process within milliseconds."""
+    """Forks of a process that has already imported torch, so that training processes start in milliseconds."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
@@ -212,7 +220,7 @@ class Forks:
         return self.process.stdout.readline().strip()
 
     def start(self, arguments: list[str], largest: int = 0, **environment: str) -> Child:
-        """Runs the command line; `largest` is how many bytes it may write to a file."""
+        """Runs the command line; `largest` limits the size of files that it writes."""
         self.count += 1
         said = self.folder / f"child-{self.count}"
         places = {"stdout": str(said.with_suffix(".out")), "stderr": str(said.with_suffix(".err"))}
@@ -232,6 +240,14 @@ class Forks:
         assert child.wait() == 0, child.errors
         return child
 
+    def start_on_images(self, folder: Path) -> tuple[Child, Path]:
+        """A run of 400 steps on a class folder with two data workers, once it has logged 5 steps; and its folder."""
+        images, out = write_folder(folder / "images", 40), folder / "run"
+        data = {"data__source": "folder", "data__path": str(images), "data__size": 16, "engine__workers": 2}
+        child = self.start(command(out, 400, **data))
+        wait_until(at_step(out, 5))
+        return child, out
+
     def finish_two(self, arguments: list[str]) -> None:
         for child in self.start_two(arguments):
             assert child.wait() == 0, child.errors
@@ -244,7 +260,7 @@ class Forks:
 
 @contextmanager
 def torchrun(arguments: list[str], restarts: int) -> Iterator[subprocess.Popen[str]]:
-    """Two processes under a real torchrun, which starts them again when one dies."""
+    """Two processes under torchrun, which restarts them when one dies."""
     options = ["--nproc-per-node", "2", "--max-restarts", str(restarts), "--rdzv-backend", "c10d"]
     program = [sys.executable, "-m", "torch.distributed.run", *options, "--rdzv-endpoint", "127.0.0.1:0"]
     process = subprocess.Popen(

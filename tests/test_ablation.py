@@ -1,4 +1,4 @@
-"""Readers that leave something out, and why ACT does not do for a tape."""
+"""Ablated readers, and why ACT does not work on a tape."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_act_weights_sum_to_one_over_the_tape_and_scale_its_tokens() -> None:
 
 
 def test_a_norm_divides_acts_weight_out_of_the_token() -> None:
-    """LayerNorm(p z) = LayerNorm(z): what attention sees of a token has no gradient with respect to its weight."""
+    """LayerNorm(p z) = LayerNorm(z), so attention's input has no gradient with respect to the token's weight."""
     block = TapeBlock(64, 2)
     token = torch.randn(4, 1, 64)
     p = torch.full((4, 1), 0.3, requires_grad=True)
@@ -157,14 +157,14 @@ def test_budgets_of_fixed_tokens_take_the_first_ones() -> None:
     fixed = FixedTokens(8, READING)
     fixed.set_budget(2)
     assert torch.equal(fixed(torch.randn(3, 8), torch.zeros(0, 0)).tokens[0], fixed.tokens[:2])
-    with pytest.raises(ValueError, match="steps is 7; there are 6 trained tokens"):
+    with pytest.raises(ValueError, match="steps is 7; it must be 0 to 6, the number of trained tokens"):
         fixed.set_budget(7)
 
 
 def test_what_cannot_be_built_is_refused() -> None:
     with pytest.raises(ValueError, match="reader is 'quick'; it must be adaptive, parallel, fixed, act"):
         small("quick")
-    with pytest.raises(ValueError, match="reader is 'act-after-norm'; it scales inside TapeBlocks"):
+    with pytest.raises(ValueError, match="reader is 'act-after-norm'; it scales rows in TapeBlocks"):
         small("act-after-norm", tape_ffn="append")
     vit = VisionTransformer(32, 8, embed_dim=64, depth=2, num_heads=2)
     with pytest.raises(ValueError, match="reader is 'act-after-norm'"):

@@ -1,4 +1,4 @@
-"""ACT against a literal loop, and the laws of its weights."""
+"""ACT against a literal loop, and properties of its weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adatape.act import Act, advance, begin, ponder_cost
 
 
 def oracle(scores: list[float], epsilon: float) -> tuple[list[float], int, float]:
-    """tensor2tensor's form for one sample: strict `>`, and the last permitted step takes the rest."""
+    """tensor2tensor's form for one sample: strict `>`, and the last step has the remainder as its weight."""
     halting, weights, updates, remainder, running = 0.0, [], 0, 0.0, True
     for t, p in enumerate(scores):
         if not running:

@@ -1,4 +1,4 @@
-"""AdaTape around timm's ViT: the laws of the tape, and timm's own conventions."""
+"""AdaTape around timm's ViT: properties of the tape, and timm's conventions."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_sample_alone_equals_the_same_sample_in_a_batch(bank: str, tape_ffn: s
 @pytest.mark.parametrize(("bank", "tape_ffn"), VARIANTS)
 @pytest.mark.parametrize("pool", ["avg", "token", "max"])
 def test_trimming_hidden_tape_leaves_logits_unchanged(bank: str, tape_ffn: str, pool: str) -> None:
-    """A row whose tape ends early must not notice that its batch-mates read on."""
+    """A row whose tape ends early does not depend on longer tapes in its batch."""
     model = small(bank=bank, tape_ffn=tape_ffn, class_token=True, global_pool=pool, fc_norm=False).eval()
     output = model(images(24), output=True)
     lengths = output.tape.length
@@ -178,7 +178,7 @@ def test_features_only_gives_the_patch_grid() -> None:
 
 
 def test_intermediates_follow_timms() -> None:
-    """With no tape they are timm's to the bit, whatever is asked; with one, the first block's still are."""
+    """Without a tape all equal timm's to the bit; with one, those of the first block do."""
     model = small(bank="learn").eval()
     model.set_budget(steps=0)
     for options in (
@@ -326,10 +326,10 @@ def test_exports_with_a_dynamic_batch() -> None:
     [
         (lambda: small(bank="finer"), "bank is 'finer'; it must be 'input' or 'learn'"),
         (lambda: small(tape_ffn="all"), "tape_ffn is 'all'; it must be one of none, append"),
-        (lambda: small(layer=3), "layer is 3; the tape joins before a block index from 0 to 2"),
-        (lambda: small(query="token"), "query is 'token'; the ViT has no class token, so use 'mean'"),
+        (lambda: small(layer=3), "layer is 3; it must be a block index from 0 to 2"),
+        (lambda: small(query="token"), "query is 'token', but the ViT has no class token; it must be 'mean'"),
         (lambda: small(steps=20, merge=4), "bank has 64 tokens; steps × merge needs 80"),
-        (lambda: wrap(VisionTransformer(32, 8, global_pool="map", depth=2)), "global_pool='map'.*hidden tape"),
+        (lambda: wrap(VisionTransformer(32, 8, global_pool="map", depth=2)), "global_pool is 'map'.*hidden tape"),
         (lambda: wrap(VisionTransformer(32, 8, depth=2), patch=4, tape_ffn="blocks"), r"block_fn=TapeBlocksFrom\(1\)"),
         (lambda: wrap(timm.create_model("deit_tiny_distilled_patch16_224")), "distillation head"),
     ],

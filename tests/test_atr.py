@@ -1,4 +1,4 @@
-"""read_tape against a literal oracle, and the laws it must keep."""
+"""read_tape against a literal oracle, and its properties."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Case:
 
 @st.composite
 def cases(draw, dtype=np.float64) -> Case:
-    """Shapes and settings at the edges: exact fits, ties, merge 1, hidden tokens, saturated and uniform weights."""
+    """Edge cases: exact fits, ties, merge 1, hidden tokens, saturated and uniform weights."""
     b, width = draw(st.integers(1, 4)), draw(st.integers(1, 12))
     steps, merge = draw(st.integers(1, 6)), draw(st.integers(1, 4))
     hidden, spare = draw(st.integers(0, 3)), draw(st.integers(0, 8))
@@ -256,7 +256,7 @@ def test_compiles_without_a_graph_break(own: bool) -> None:
 
 
 def test_a_compiled_reader_takes_other_settings() -> None:
-    """The compiler makes numbers that change symbolic; the checks and K = T / τ must bear that."""
+    """torch.compile makes changing numbers symbolic, which the checks and K = T / τ must support."""
     query, bank = torch.randn(3, 16), torch.randn(40, 16)
     compiled = torch.compile(read_tape, backend="aot_eager", fullgraph=True)
     for steps, threshold in ((4, 2.0), (3, 1.5), (5, 1.25), (2, 0.7)):

@@ -1,4 +1,4 @@
-"""Varying images: two executors of one pipeline, the paper's RandAugment, and mixing with the next sample."""
+"""Augmentation: batched and single-image versions agree, the paper's RandAugment, Mixup and CutMix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAGNITUDES = (0.0, 3.0, 10.0, 15.0)
 
 
 def smooth_images(count: int, channels: int = 3, size: int = 32, width: int | None = None) -> Tensor:
-    """Random images with some structure and a narrow range, so that every operation has something to do."""
+    """Smooth random images of narrow range, so that every operation has an effect."""
     coarse = torch.rand(count, channels, 6, 6) * 200 + 25
     fine = torch.nn.functional.interpolate(coarse, (size, width or size), mode="bicubic")
     return (fine + torch.randn_like(fine) * 3).clamp(8, 240).to(torch.uint8)
@@ -79,7 +79,7 @@ def test_an_operation_is_the_same_in_a_batch_and_alone(name: str, channels: int)
 
 
 def reference(name: str, image: Image.Image, far: randaug.Strength) -> Image.Image:
-    """By PIL's public functions where it has the operation, else by its plain definition in numpy."""
+    """The operation by PIL's functions where they exist, else by its definition in numpy."""
     level = np.asarray(image).astype(int)
     match name:
         case "autocontrast" | "equalize" | "invert":
@@ -222,7 +222,7 @@ def test_crop_and_flip_are_the_same_in_a_batch_and_alone(shape: tuple[int, int])
 
 
 def test_whole_pipelines_agree_on_nearly_every_pixel() -> None:
-    """Not all: a rounding of one level is stretched by a contrast that follows it."""
+    """Not all pixels: later contrast operations amplify rounding differences."""
     images = smooth_images(64)
     batched = vary(images, keys(64), FULL, 32)
     alone = torch.stack([vary_one(x, int(k), FULL, 32) for x, k in zip(images, keys(64), strict=True)])
@@ -405,7 +405,7 @@ def test_shares_follow_their_distributions() -> None:
 
 @pytest.mark.parametrize("crop", ["inception", "pad", "none"])
 def test_a_gpu_never_waits_for_a_value(crop: str) -> None:
-    """Fake tensors hold no values and know their device: reading one, or mixing in a CPU tensor, is an error."""
+    """Run on fake CUDA tensors, for which reading a value or mixing devices is an error."""
     augment = Augment(crop=crop, flip=True, randaug=2, jitter=1.0, erase=0.5)  # type: ignore[arg-type]
     with FakeTensorMode():
         images = torch.empty(8, 3, 40, 48, dtype=torch.uint8, device="cuda")

@@ -1,4 +1,4 @@
-"""A-ViT: the laws of tokens that halt apart, masked or removed."""
+"""A-ViT: properties of tokens that halt separately, masked or removed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def layers_used(weight: Tensor) -> Tensor:
 
 
 class Scripted(nn.Module):
-    """A block that only writes first coordinates, given in advance."""
+    """A block that sets the first coordinates to given values."""
 
     def __init__(self, first: Tensor) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def halt_one_token(first: list[float], gamma: float, beta: float, epsilon: float
 
 
 def answer_of_one_image(model: AViT, image: Tensor) -> tuple[Tensor, list[int]]:
-    """Logits of one sample whose halted tokens are taken off a list, and how many tokens ran in each layer."""
+    """Reference logits of one sample with halted tokens removed from a list, and the tokens run in each layer."""
     x = model.embed(image[None])[0]
     alive = {k: x[k] for k in range(x.shape[0])}
     cumulative, out, counts = dict.fromkeys(alive, 0.0), torch.zeros_like(x[0]), []
@@ -145,7 +145,7 @@ def test_halting_is_the_definitions_token_by_token(seed: int) -> None:
 
 
 def test_a_token_exactly_at_the_limit_runs_on() -> None:
-    """Scores of 0.5 meet 1 - epsilon = 0.5 exactly; the public code gives such a token no weight at all."""
+    """Scores of 0.5 equal 1 - epsilon exactly; the public code gives such a token no weight."""
     output = scripted(torch.zeros(2, 3, TOKENS), gamma=1.0, beta=0.0, epsilon=0.5)(images(2), output=True)
     assert torch.equal(output.steps.weight[0, :, 0], torch.tensor([0.5, 0.5, 0.0]))
     assert torch.equal(output.ponder, torch.full((2,), 2.5))
@@ -237,7 +237,7 @@ def test_a_larger_beta_uses_fewer_layers() -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @torch.no_grad()
 def test_when_all_halt_at_once_the_first_block_answers(packed: bool) -> None:
-    """No NaN from samples that have nobody left to attend to."""
+    """No NaN from samples whose tokens have all halted."""
     model = halting_apart(beta=1e4).eval()
     model.set_packed(packed)
     output = model(images(), output=True)
@@ -247,8 +247,8 @@ def test_when_all_halt_at_once_the_first_block_answers(packed: bool) -> None:
 
 
 @torch.no_grad()
-def test_what_halted_no_longer_matters_to_anyone() -> None:
-    """Disturbing halted rows before the last block leaves every output as it was."""
+def test_halted_tokens_affect_no_output() -> None:
+    """Changing halted rows before the last block changes no output."""
     model = halting_apart().eval()
     output, features = model(images(), output=True), model.forward_features(images())
     halted = layers_used(output.steps.weight) < DEPTH
@@ -268,8 +268,8 @@ def test_gradients_are_finite_and_every_parameter_learns() -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_gradients_are_finite_where_nobody_is_left_to_attend_to(fused: bool) -> None:
-    """Unfused attention over hidden keys alone is NaN, and so is its gradient, even into rows that do not count."""
+def test_gradients_are_finite_where_all_tokens_have_halted(fused: bool) -> None:
+    """Unfused attention with all keys hidden, and its gradient, would be NaN."""
     model = halting_apart(beta=1e4).train()
     for block in model.vit.blocks:
         block.attn.fused_attn = fused
@@ -295,7 +295,7 @@ def test_forward_and_backward_are_finite_in_bfloat16(beta: float) -> None:
 
 
 def test_ponders_gradient_is_that_of_the_remainder() -> None:
-    """d(N + r) / dh = -1 for each score before the halting layer, and nothing after."""
+    """d(N + r) / dh = -1 for each score before the halting layer, 0 after."""
     first = torch.tensor([-1.0, 0.5, 4.0, 1.0]).expand(1, TOKENS, 4).transpose(1, 2).clone().requires_grad_()
     scripted(first, gamma=1.0, beta=-2.0)(images(1), output=True).ponder.sum().backward()
     h = (first.detach()[0, :, 0] - 2).sigmoid()
@@ -352,7 +352,7 @@ def test_the_prior_is_zero_at_its_target_and_positive_elsewhere() -> None:
 
 
 def test_the_prior_is_the_kl_from_target_to_scores() -> None:
-    """Where all shares lie inside the bounds; the public code divides by the depth besides."""
+    """If no share is clamped; the public code also divides by the depth."""
     target, halting = torch.tensor([0.2, 0.5, 0.3]), torch.tensor([0.3, 0.3, 0.4])
     expected = sum(t * math.log(t / h) for t, h in zip(target.tolist(), halting.tolist(), strict=True))
     assert distribution_prior(2 * halting, target).item() == pytest.approx(expected, abs=1e-6)
@@ -424,8 +424,8 @@ def test_timms_conventions_hold() -> None:
     [
         ({"class_token": False, "global_pool": "avg"}, "class_token is False; .* it must be True"),
         ({"global_pool": "avg"}, "global_pool is 'avg'; .* it must be 'token'"),
-        ({"epsilon": 0.0}, "epsilon is 0.0; it must lie between 0 and 1"),
-        ({"epsilon": 1.0}, "epsilon is 1.0; it must lie between 0 and 1"),
+        ({"epsilon": 0.0}, "epsilon is 0.0; it must be above 0 and below 1"),
+        ({"epsilon": 1.0}, "epsilon is 1.0; it must be above 0 and below 1"),
         ({"gamma": 0.0}, "gamma is 0.0; it must be above 0"),
         ({"gamma": -5.0}, "gamma is -5.0; it must be above 0"),
         ({"prior_weight": -0.1}, "prior_weight is -0.1; it must be at least 0"),

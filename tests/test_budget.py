@@ -12,8 +12,7 @@ from torch import Tensor
 
 from adatape.config import Budget, Experiment, Reading, from_dict, to_dict
 from adatape.data.loaders import Labelled
-from adatape.layout import hide_beyond
-from adatape.measure.budget import (
+from adatape.evaluate.budget import (
     Point,
     Target,
     apply_budget,
@@ -25,8 +24,11 @@ from adatape.measure.budget import (
     target_of,
     trained_budget,
 )
+from adatape.layout import hide_beyond
 from adatape.reader import TapeReader
-from adatape.show.budget import _every_other, _held_out, print_budgets, print_search
+from adatape.report.budgets import write_budgets
+from adatape.report.tables import budgets_table
+from adatape.train.budgets import _every_other, _held_out, store_budget
 from adatape.train.folder import WEIGHTS, check_same, load_run, prepare, with_budget
 from adatape.train.loop import Trainer
 from adatape.train.task import build_for
@@ -37,7 +39,7 @@ IMAGES = torch.linspace(-1, 1, 6 * 64).reshape(6, 1, 8, 8).sin()
 
 
 def untrained(folder: Path, family: str = "adatape", **fields: object) -> Path:
-    """A finished run that has learnt nothing."""
+    """The folder of a finished run with untrained weights."""
     torch.manual_seed(0)
     experiment = tiny(family, **fields)
     prepare(folder, experiment, "cpu")
@@ -46,7 +48,7 @@ def untrained(folder: Path, family: str = "adatape", **fields: object) -> Path:
 
 
 def spread(model: torch.nn.Module) -> torch.nn.Module:
-    """Weights large enough that what is read differs from image to image."""
+    """Enlarges weights so that images read different tokens."""
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model
@@ -153,11 +155,13 @@ def test_every_setting_of_a_search_is_one_that_the_model_takes(family: str) -> N
     assert len(set(grid(model))) == len(steps)
 
 
-@pytest.mark.parametrize(("family", "why"), [("plainvit", "every sample costs the same"), ("avit", "as it learnt")])
+@pytest.mark.parametrize(
+    ("family", "why"), [("plainvit", "every sample costs the same"), ("avit", "by its trained score")]
+)
 def test_a_model_without_a_budget_is_refused_with_the_reason(family: str, why: str, tmp_path: Path) -> None:
     untrained(tmp_path / "run", family)
     with pytest.raises(ValueError, match=f"has no budget: .*{why}"):
-        print_budgets(tmp_path / "run", (1,), "cpu")
+        write_budgets(tmp_path / "run", (1,), "cpu")
 
 
 def test_timing_leaves_the_first_round_out_and_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +171,7 @@ def test_timing_leaves_the_first_round_out_and_takes_turns(monkeypatch: pytest.M
         turns.append(model.reader.steps)
         return 1000.0 if len(turns) <= 2 else float(model.reader.steps)
 
-    monkeypatch.setattr("adatape.measure.budget._seconds", fake)
+    monkeypatch.setattr("adatape.evaluate.budget._seconds", fake)
     took = milliseconds_per_image(model, [scaled_budget(model, 1), scaled_budget(model, 3)], IMAGES, 2, seconds=0)
     assert took == [1000 * 1 / 6, 1000 * 3 / 6]
     assert turns[:6] == [3, 1, 1, 3, 3, 1]
@@ -218,34 +222,34 @@ def test_the_frontier_holds_only_what_no_cheaper_budget_equals() -> None:
 
 
 @pytest.mark.parametrize("family", ["adatape", "ponder", "parity adatape"])
-def test_budgets_are_tabulated_stored_and_drawn(family: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("adatape.measure.budget.FEWEST", 1)
-    monkeypatch.setattr("adatape.measure.budget.MOST", 2)
+def test_budgets_are_tabulated_stored_and_drawn(family: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("adatape.evaluate.budget.FEWEST", 1)
+    monkeypatch.setattr("adatape.evaluate.budget.MOST", 2)
     run = untrained(tmp_path / "run", family)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        result = print_budgets(run, (1, 2, 0, 5, 500), "cpu")
+        result = write_budgets(run, (1, 2, 0, 5, 500), "cpu")
     beyond = [each for each in caught if "was built, and perhaps trained" in str(each.message)]
-    rows = {row["steps"]: row for row in result["rows"]}
+    rows = {row["steps"]: row for row in result.rows}
     assert len(beyond) == any(row["beyond_trained"] for row in rows.values())
-    assert "500" in {str(steps) for steps in result["left_out"]}
-    assert "budget 500 left out" in capsys.readouterr().out
+    assert "500" in {str(steps) for steps in result.left_out}
+    assert any("budget 500 left out" in note for note in budgets_table(result).notes)
     assert rows[1]["gflops_mean"] <= rows[2]["gflops_mean"]
     assert rows[1]["length_mean"] <= 1
     assert all(row["ms_batch1"] > 0 for row in rows.values())
     stored = json.loads((run / "figures" / "budgets.json").read_text())
-    assert stored["rows"] == result["rows"]
+    assert stored["rows"] == result.rows
     assert (run / "figures" / "budgets.png").stat().st_size > 10_000
 
 
 def test_a_found_budget_is_stored_applied_and_no_other_experiment(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("adatape.measure.budget.FEWEST", 1)
-    monkeypatch.setattr("adatape.measure.budget.MOST", 1)
+    monkeypatch.setattr("adatape.evaluate.budget.FEWEST", 1)
+    monkeypatch.setattr("adatape.evaluate.budget.MOST", 1)
     run = untrained(tmp_path / "run")
     experiment, whole = load_run(run)
-    least = print_search(run, None, 1000.0, None, "cpu")
-    assert "every other test sample" in least["chosen_on"]
-    found = Budget(**least["budget"])
+    least = store_budget(run, gflops=1000.0, device="cpu")
+    assert "every other test sample" in least.chosen_on
+    found = least.budget
     stored, model = load_run(run)
     assert stored.model.budget == found
     assert model.reader.steps == found.steps

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent, damage is named, and loading executes nothing."""
+"""Checkpoints are atomic, damage is reported, and loading executes no code."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 def reseal(path: Path) -> None:
-    """What an attacker would do after a change: a manifest that agrees with it."""
+    """Rewrites the manifest to match changed files, as an attacker could."""
     files = {
         file.name: {"bytes": file.stat().st_size, "sha256": checkpoint._digest(file)}
         for file in path.iterdir()
@@ -146,9 +146,9 @@ def test_a_manifest_of_anything_else_is_named(tmp_path: Path, text: str) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bias": torch.zeros(9)}, r"has model.bias of shape \(6,\); the model wants \(9,\)"),
-        ({"bias": torch.zeros(6).half()}, "has model.bias of torch.float32; the model wants torch.float16"),
-        ({"bias": 1.0}, r"has model.bias of shape \(6,\); the model wants \(\)"),
+        ({"bias": torch.zeros(9)}, r"has model.bias of shape \(6,\); the model has \(9,\)"),
+        ({"bias": torch.zeros(6).half()}, "has model.bias of torch.float32; the model has torch.float16"),
+        ({"bias": 1.0}, r"has model.bias of shape \(6,\); the model has \(\)"),
         ({"more": torch.zeros(1)}, "checkpoint lacks model.more"),
         (
             {"bias": {"weight": torch.zeros(6)}},
@@ -158,7 +158,7 @@ def test_a_manifest_of_anything_else_is_named(tmp_path: Path, text: str) -> None
             {str(n): n for n in range(5)},
             "lacks model.0; checkpoint lacks model.1; checkpoint lacks model.2; and 2 more",
         ),
-        ({"name": "x"}, "model.name is a str; a checkpoint holds tensors and numbers"),
+        ({"name": "x"}, "model.name is a str; it must be a tensor or a number"),
         ({"a": {"b": 1}, "a.b": 1}, "model.a.b occurs twice"),
     ],
 )
@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused_by_name_before_anything_is_loaded(
 
 
 def test_facts_that_are_not_json_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a manifest holds JSON"):
+    with pytest.raises(ValueError, match="must be JSON values"):
         save(tmp_path, 1, state_of(), {"accuracy": torch.zeros(1)})
     assert not list(tmp_path.iterdir())
 
@@ -218,7 +218,7 @@ def test_metadata_cannot_change_a_class(tmp_path: Path) -> None:
     metadata = names("torch.distributed.checkpoint.metadata", "Metadata")
     (path / ".metadata").write_bytes(metadata + b"(N}S'version'\nS'9'\nstb.")
     reseal(path)
-    with pytest.raises(DamagedCheckpoint, match="would change a class"):
+    with pytest.raises(DamagedCheckpoint, match="would modify a class"):
         load(path, state_of())
     assert dcp.Metadata.version is None
 
@@ -306,7 +306,7 @@ def test_a_disk_that_really_refuses_is_named(tmp_path: Path) -> None:
 
 
 def dies_before(act: int, folder: Path) -> bool:
-    """A copy of this process saves and prunes, and is gone before its n-th dealing with the file system."""
+    """A fork that saves and prunes, and exits before its n-th file-system call."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -382,7 +382,7 @@ def test_the_newest_and_the_best_are_kept_and_what_a_crash_left_is_not(tmp_path:
         prune(tmp_path, keep=0)
 
 
-def test_a_truncated_one_pushes_out_no_good_one(tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_displaces_no_good_one(tmp_path: Path) -> None:
     paths = [save(tmp_path, step, state_of(), {"accuracy": step}) for step in (1, 2, 3)]
     truncate(paths[2] / ".metadata")
     prune(tmp_path, keep=1)

@@ -1,4 +1,4 @@
-"""The command line as people use it, and the README's promises."""
+"""The command line, and the commands in the documents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from small_runs import in_the_long_suite
 
 from adatape import cli
 from adatape.recipes.parity import parity_small
-from adatape.show import demo
+from adatape.report import demo
 from adatape.train.sweep import combinations, with_settings
 from adatape.validation import call_checked
 
@@ -113,18 +113,21 @@ def test_a_run_that_has_learnt_stops_early(here: Path, capsys: pytest.CaptureFix
             "adatape_bass_patch16_224 is not a model; near matches: adatape_base_patch16_224",
         ),
         ("sweep parity-small", "over is empty; say what to sweep, as in --over seed=0,1,2"),
-        ("sweep parity-small --over seed", "over is 'seed'; it must read field=value,value"),
-        ("sweep parity-small --over reader.stepps=1,2", "reader.stepps is no field of this experiment; it has recipe"),
+        ("sweep parity-small --over seed", "over is 'seed'; it must be field=value,value"),
+        (
+            "sweep parity-small --over reader.stepps=1,2",
+            "reader.stepps is not a field of this experiment; it has",
+        ),
         ("eval nowhere --device tpu9", "nowhere has no config.json"),
         ("train parity --device gpu", "device is 'gpu'; it must be auto, cpu, or cuda"),
         ("cost vit_tiny_patch16_224 --bank learn", "bank is 'learn'; vit_tiny_patch16_224 does not take it"),
-        ("cost adatape_tiny_patch16_224 --tape 99", "tape is 99; this model reads between 0 and 10 tokens"),
+        ("cost adatape_tiny_patch16_224 --tape 99", "tape is 99; it must be between 0 and 10"),
         ("cost adatape_tiny_patch16_224 --bank both", "bank is 'both'; it must be 'input' or 'learn'"),
         ("eval nowhere", "nowhere has no config.json; it must be the folder of a finished run"),
         ("train missing.json", "missing.json"),
         ("train broken.json", "broken.json is not JSON"),
         ("train odd.json", "Experiment has no field sead; it has data, engine, evaluate_every"),
-        ("train parity --length 5", "length is 5; reading in pairs needs an even length of at least 4"),
+        ("train parity --length 5", "length is 5; it must be even and at least 4"),
         ("train parity-small --out full", "full exists and is not empty; choose another --out or remove it"),
         ("demo --out full", "full exists and is no earlier demo; choose another --out or remove it"),
     ],
@@ -211,7 +214,7 @@ def words_of(line: str) -> list[str]:
 
 @pytest.fixture
 def called(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The options of each verb that is called; its work is left out, but a recipe's fields are set as they would be."""
+    """Records the options of each verb call without running it; a recipe's experiment is built."""
     calls: list[dict[str, Any]] = []
 
     def noted(verb: Callable[..., None]) -> Callable[..., None]:
@@ -330,12 +333,12 @@ def test_a_folder_goes_on_and_a_finished_one_says_its_result(
     ("command", "message"),
     [
         ("train cifar10 --path nowhere", "nowhere"),
-        ("train digits --set optimizer.lrr=1", "optimizer.lrr is no field of this experiment"),
+        ("train digits --set optimizer.lrr=1", "optimizer.lrr is not a field of this experiment"),
         ("train digits --set optimizer.lr=fast", "lr is 'fast'; it must be a number"),
         ("train digits --set model.name=vit_huge", "model.name is 'vit_huge'; `adatape models` lists ours"),
         ("train digits --set model.options.bank=both", "bank is 'both'; it must be 'input'"),
-        ("train digits --set model.options.stepps=4", "model.options.stepps is 4; stepps does not shape a model"),
-        ("train digits --set engine.accumulate=7", "batch is 64; 1 processes with accumulate 7"),
+        ("train digits --set model.options.stepps=4", "model.options.stepps is 4; stepps is not a permitted option"),
+        ("train digits --set engine.accumulate=7", "batch is 64; with 1 processes and accumulate 7"),
         ("train digits --set loss=hinge", "loss is 'hinge'; it must be one of softmax, sigmoid"),
         ("fewshot nowhere --on digits", "nowhere has no config.json"),
         ("release nowhere --to x", "nowhere has no config.json"),

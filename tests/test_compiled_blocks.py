@@ -1,4 +1,4 @@
-"""Blocks compiled one by one: what they compute stays, and what is alike is compiled once for all models."""
+"""compile_blocks: results are unchanged, and equal blocks of all models compile once."""
 
 from __future__ import annotations
 

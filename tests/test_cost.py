@@ -1,4 +1,4 @@
-"""The formula against PyTorch's counter, and against the paper's tables."""
+"""Cost formulas against PyTorch's FLOP counter and the paper's tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import adatape.models  # noqa: F401  registers the models
 from adatape.config import Reading, SequenceModel
 from adatape.data.parity import held_out_set
-from adatape.measure.cost import cost, total
+from adatape.evaluate.cost import cost, total
 from adatape.models.sequence import build_sequence_model
 
 # GFLOPs of the paper's AdaTape rows: GLU at append and in the blocks, 18,291 classes, all ten tokens.
@@ -43,7 +43,7 @@ OPTIONS = [
 
 
 def counted(model: torch.nn.Module, x: torch.Tensor) -> int:
-    """Multiply-adds of one forward; torch before 2.15 counts the CPU's fused attention as nothing, so unfuse it."""
+    """Multiply-adds of one forward, without fused attention, which torch before 2.15 does not count on a CPU."""
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
@@ -96,7 +96,7 @@ def test_sequence_models_are_counted_too(reading: Reading | None) -> None:
 
 
 def test_an_impossible_tape_and_an_unknown_model_are_refused() -> None:
-    with pytest.raises(ValueError, match="tape is 11; this model reads between 0 and 10 tokens"):
+    with pytest.raises(ValueError, match="tape is 11; it must be between 0 and 10"):
         cost(timm.create_model("adatape_tiny_patch32_224", depth=2), tape=11)
     with pytest.raises(TypeError, match="no cost formula for ResNet"):
         cost(timm.create_model("resnet18"))

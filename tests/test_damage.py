@@ -1,4 +1,4 @@
-"""Damage to any file of a run folder: what can go on goes on, all else is one line that names the file."""
+"""Damage to any file of a run folder: a run resumes if it can, else one line names the file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import LONG, fingerprint, tiny
+from small_runs import LONG, fingerprint, no_watch, tiny
 
 from adatape import cli
-from adatape.show.figures import print_figures
+from adatape.report.figures import write_figures
+from adatape.report.tables import figures_table
 from adatape.train.journal import DAMAGED, METRICS, Journal, read_metrics
 from adatape.train.run import run
 
@@ -23,11 +24,7 @@ FLIPS = 80
 
 
 class Unplugged(Exception):  # noqa: N818
-    """The machine went away."""
-
-
-def no_watch(_: Any) -> None:
-    """Nobody looks on."""
+    """Simulates a crash of the machine."""
 
 
 def unplug_at(step: int) -> Callable[[Any], None]:
@@ -63,7 +60,7 @@ def flipped(content: bytes, draws: random.Random) -> bytes:
 
 
 def test_a_flipped_bit_in_the_log_never_stops_a_resume(interrupted: Path, undisturbed: Path, tmp_path: Path) -> None:
-    """Every flip opens the log as a resume does; a few runs, or all in the long tests, go on to their end."""
+    """The log is opened for every flipped bit; some runs (all in the long tests) are resumed to the end."""
     content, draws, told = (interrupted / METRICS).read_bytes(), random.Random(0), 0
     whole = read_metrics(interrupted / METRICS)
     assert not whole.damaged
@@ -86,7 +83,7 @@ def test_a_flipped_bit_in_the_log_never_stops_a_resume(interrupted: Path, undist
         aside = (out / DAMAGED).read_bytes().splitlines() if (out / DAMAGED).exists() else []
         assert len(said) == bool(aside)
         assert all(
-            line == f"{out / METRICS} has damaged lines, set aside in {out / DAMAGED}: {len(aside)}" for line in said
+            line == f"{out / METRICS} has damaged lines, moved to {out / DAMAGED}: {len(aside)}" for line in said
         )
         assert set(aside) <= set(damaged.split(b"\n"))
         told += bool(aside)
@@ -123,7 +120,7 @@ def test_lines_of_any_kind_are_set_aside_as_they_are(tmp_path: Path) -> None:
     Journal(tmp_path, 9, said.append).close()
     assert (tmp_path / DAMAGED).read_bytes().split(b"\n")[:-1] == ODD_LINES
     assert (tmp_path / METRICS).read_bytes() == good + b"\n" + good + b"\n"
-    assert said == [f"{tmp_path / METRICS} has damaged lines, set aside in {tmp_path / DAMAGED}: {len(ODD_LINES)}"]
+    assert said == [f"{tmp_path / METRICS} has damaged lines, moved to {tmp_path / DAMAGED}: {len(ODD_LINES)}"]
     Journal(tmp_path, 9, pytest.fail).close()
 
 
@@ -146,17 +143,15 @@ ODD_FIGURES = [
 
 
 @pytest.mark.parametrize("family", ["adatape", "parity adatape"] if LONG else ["parity adatape"])
-def test_figures_of_a_damaged_log_are_drawn_and_the_damage_is_counted_once(
-    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_of_a_damaged_log_are_drawn_and_the_damage_is_counted_once(family: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run(tiny(family, steps=2, evaluate_every=1), out, "cpu", no_watch)
     with (out / METRICS).open("ab") as file:
         file.writelines(line + b"\n" for line in [*ODD_LINES, *(json.dumps(each).encode() for each in ODD_FIGURES)])
     before = (out / METRICS).read_bytes()
-    made = print_figures(out, "cpu", samples=20)
-    assert "training" in made["figures"]
-    assert f"{out / METRICS} has damaged lines, left out here: {len(ODD_LINES)}" in capsys.readouterr().out
+    made = write_figures(out, "cpu", samples=20)
+    assert "training" in made.figures
+    assert f"{out / METRICS} has damaged lines, left out here: {len(ODD_LINES)}" in figures_table(made).notes
     assert (out / METRICS).read_bytes() == before
     assert not (out / DAMAGED).exists()
 
@@ -203,7 +198,7 @@ WHOLE_FOLDERS = ["tensorboard", "checkpoints", STEP]
 
 
 def outcome(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What is said on stderr: nothing, or the one line of a command that ends with code 2."""
+    """stderr: empty, or the one line of a command that ends with code 2."""
     code = 0
     try:
         cli.main(arguments)
@@ -216,7 +211,7 @@ def outcome(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[st
 
 @pytest.mark.parametrize("harm", HARM if LONG else ["cut", "a pipe"])
 @pytest.mark.parametrize("name", ["config.json", "env.json", "result.json"])
-def test_a_harmed_record_of_a_run_is_passed_over_or_named(
+def test_a_damaged_record_of_a_run_is_skipped_or_named(
     name: str, harm: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = shutil.copytree(undisturbed, tmp_path / "run")
@@ -229,10 +224,10 @@ def test_a_harmed_record_of_a_run_is_passed_over_or_named(
 
 @pytest.mark.parametrize("harm", HARM if LONG else ["cut", "a folder", "a pipe"])
 @pytest.mark.parametrize("name", HARMED if LONG else HARMED[:2])
-def test_a_harmed_file_of_a_run_stops_neither_its_resume_nor_its_readers(
+def test_a_damaged_file_of_a_run_stops_neither_its_resume_nor_its_readers(
     name: str, harm: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The checkpoint before it is there, and nothing else is needed to go on."""
+    """The previous checkpoint is enough to resume."""
     out = shutil.copytree(undisturbed, tmp_path / "run")
     HARM[harm](next(out.glob(name)))
     assert outcome(["report", str(out), "--out", str(tmp_path / "report.html")], capsys) == []

@@ -1,6 +1,6 @@
-"""Two processes compute what one does: every system, copied (DDP) or cut up (FSDP2), and a run that changes between.
+"""Two processes compute the same as one: every system, DDP and FSDP2, and resuming with another number.
 
-What they save is what they scored.
+The saved weights are the evaluated ones.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ TURN = 16 if LONG else 4  # steps that a run makes with one number of processes 
 def small(system: System, engine: Engine) -> Experiment:
     """Digits with a model of width 32 and depth 2.
 
-    Without DropPath, whose draws belong to a process, and A-ViT's prior, which is of the rows that a process has.
+    Without DropPath and A-ViT's prior, which depend on the process.
     """
     whole = digits(system)
     options = {**whole.model.options, "drop_path_rate": 0.0}
@@ -74,7 +74,7 @@ def small(system: System, engine: Engine) -> Experiment:
 
 
 def changing(engine: Engine = WAYS["copied"]) -> Experiment:
-    """All that draws at random, in one run: mixing, augmentation, noise on the query, hidden bank tokens."""
+    """A run with all random parts: Mixup, augmentation, query noise, hidden bank tokens."""
     whole = small("adatape-learn", engine)
     augment = Augment(
         crop="pad", pad=1, flip=True, randaug=1, jitter=0.5, mixup=0.8, cutmix=1.0, erase=0.25, smoothing=0.1
@@ -133,7 +133,7 @@ def place_of(folder: Path | str, family: str, shard: bool, ema: float | None) ->
 
 
 def turn(trainer: Trainer, folder: Path, first: int, name: str = "") -> list[float]:
-    """Goes on from step `first` and saves where it stops."""
+    """Trains from step `first` and saves at the end."""
     if first:
         trainer.load(folder / f"step-{first:08d}")
     losses = [float(stats.loss) for stats in trainer.train(TURN)]
@@ -143,7 +143,7 @@ def turn(trainer: Trainer, folder: Path, first: int, name: str = "") -> list[flo
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where two processes have left what they computed; one start-up serves all tests."""
+    """The folder with the results of two processes, started once for all tests."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("pair")
@@ -167,9 +167,9 @@ def alone() -> dict[str, Any]:
 
 
 def assert_near(found: dict[str, Tensor], wanted: dict[str, Tensor], share: float) -> None:
-    """Each tensor within a share of its own size, or of the largest where it is but rounding.
+    """Each tensor within a relative tolerance, or a tolerance relative to the largest.
 
-    A bias of keys changes no attention: its gradient is rounding alone, which Adam turns into whole steps.
+    A key bias does not affect attention: its gradient is rounding noise, which Adam scales to full steps.
     """
     largest = max(float(value.norm()) for value in wanted.values())
     for name, value in wanted.items():
@@ -214,7 +214,7 @@ def test_a_run_that_goes_from_one_process_to_two_and_back_is_the_unbroken_one(fo
 
 @pytest.mark.parametrize("each", SAVED, ids=str)
 def test_what_two_processes_save_is_what_they_scored(folder: Path, each: tuple[str, bool, float | None]) -> None:
-    """By one process, which loads it; and it is what the last checkpoint has."""
+    """One process loads and evaluates it; it equals the last checkpoint."""
     mine, theirs = (torch.load(folder / f"results-{rank}.pt")[SAVED.index(each)] for rank in range(2))
     experiment, model = load_run(place_of(folder, *each))
     again = plain(score_run(experiment, model, torch.device("cpu")))

@@ -1,4 +1,4 @@
-"""Rank correlation: of order alone, with ties shared, and an interval that means what it says."""
+"""Rank correlation: invariance to monotone maps, ties, and coverage of the interval."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from adatape.measure.difficulty import spearman
+from adatape.evaluate.difficulty import spearman
 
 
 def test_only_order_counts() -> None:

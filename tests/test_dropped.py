@@ -39,7 +39,7 @@ def test_a_file_that_did_not_use_them_is_read_as_if_it_had_not_named_them(place:
 )  # fmt: skip
 def test_a_file_that_used_one_is_refused_by_its_name(name: str, value: Any) -> None:
     _, values = stored("options", **{name: value})
-    said = rf"model\.options\.{name} is {value!r}; {name} was removed: version 0\.1\.0 at commit 1421723 has it"
+    said = rf"model\.options\.{name} is {value!r}; {name} was removed, use version 0\.1\.0 at commit 1421723"
     with pytest.raises(ValueError, match=said):
         from_dict(Experiment, values)
 
@@ -47,7 +47,7 @@ def test_a_file_that_used_one_is_refused_by_its_name(name: str, value: Any) -> N
 @pytest.mark.parametrize("place", ["options", "wrap"])
 def test_a_reader_that_was_removed_is_named(place: str) -> None:
     _, values = stored(place, reader="selective")
-    with pytest.raises(ValueError, match=rf"model\.{place}\.reader is 'selective'; that reader was removed"):
+    with pytest.raises(ValueError, match=rf"model\.{place}\.reader is 'selective'; this reader was removed"):
         from_dict(Experiment, values)
 
 

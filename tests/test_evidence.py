@@ -1,4 +1,4 @@
-"""The tables of studies on images: who is compared with whom, and what counts as ahead."""
+"""Tables of image studies: which systems are compared, and which differences are marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exported file answers as the model does, at batches and tape lengths that it was not traced at."""
+"""An exported file equals the model at batches and tape lengths other than the traced ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from adatape.banks import LearnedBank
 from adatape.config import Experiment, ImageModel, Images, Optimizer, Parity, Reading, SequenceModel
-from adatape.export import SUFFIX, Exported, arguments, export_model, export_run, open_export
+from adatape.export import SUFFIX, Exported, arguments, export_model, export_run, open_export, write_export
 from adatape.models import PonderNet
 from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
 from adatape.models.join import TapeJoin
-from adatape.show.export import print_export
+from adatape.report.tables import export_table
 from adatape.train.folder import load_run, prepare
 from adatape.train.task import build_for
 from adatape.train.weights import write_weights
@@ -55,7 +55,7 @@ class Made(NamedTuple):
 
 
 def lively(model: Adaptive, seed: int = 0) -> Adaptive:
-    """Weights of a trained model's size: logits near 1, tapes of several lengths, gates open."""
+    """Scales weights as in a trained model: logits near 1, tapes of several lengths, gates open."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -64,7 +64,7 @@ def lively(model: Adaptive, seed: int = 0) -> Adaptive:
 
 
 def write_run(folder: Path, settings: ImageModel | SequenceModel) -> Path:
-    """The folder of a run as if it had been trained."""
+    """Writes the folder of a run with untrained weights."""
     data = Images("digits", size=SIZE) if isinstance(settings, ImageModel) else Parity(length=12)
     experiment = Experiment("test", data, settings, Optimizer())
     torch.manual_seed(0)
@@ -161,7 +161,7 @@ def test_the_cost_falls_with_the_tape(made: Any) -> None:
 
 
 def twins() -> AdaTape:
-    """A model whose bank tokens come in pairs that score alike and are not alike."""
+    """A model whose bank tokens come in pairs with equal scores but different values."""
     vit = timm.create_model("vit_tiny_patch16_224", img_size=SIZE, num_classes=3, **{**VIT, "depth": 1})
     bank = LearnedBank(24, 32)
     model = lively(AdaTape(vit, bank, Reading(**{**READING, "steps": 2, "merge": 3}, norm=False), TapeJoin(layer=0)))  # type: ignore[arg-type]
@@ -209,7 +209,7 @@ def test_an_existing_file_is_not_overwritten(made: Any, tmp_path: Path) -> None:
     ("to", "out", "message"),
     [
         ("tflite", None, "to is 'tflite'; it must be one of onnx, torch"),
-        ("onnx", "model.pt2", r"model\.pt2; an export to onnx ends in \.onnx"),
+        ("onnx", "model.pt2", r"model\.pt2; for onnx it must end in \.onnx"),
     ],
 )
 def test_an_unknown_format_or_name_is_refused(to: Any, out: str | None, message: str, tmp_path: Path) -> None:
@@ -221,8 +221,8 @@ def test_an_unknown_format_or_name_is_refused(to: Any, out: str | None, message:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"reader": "act"}, "reader is act; the last token of its budget takes"),
-        ({"choose": "random"}, "choose is 'random'; an exported graph answers the same each time"),
+        ({"reader": "act"}, "reader is act; the last token of a tape has"),
+        ({"choose": "random"}, "choose is 'random'; an exported graph is deterministic"),
     ],
 )
 def test_what_no_free_length_can_hold_is_refused_with_the_reason(
@@ -245,8 +245,10 @@ def test_a_model_that_draws_its_answer_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_says_how_far_the_file_is_from_the_model(made: Any, tmp_path: Path, capsys: Any) -> None:
-    found = json.loads(json.dumps(print_export(made("parity", "onnx").folder, "torch", tmp_path / "new" / "m.pt2")))
+    made_now = write_export(made("parity", "onnx").folder, "torch", tmp_path / "new" / "m.pt2")
+    found = json.loads(made_now.to_json())
     assert found["bytes"] == Path(found["out"]).stat().st_size
     assert [each["length"] for each in found["checks"]] == [0, 1, 2, 2, 3]
     assert found["largest_difference"] <= 1e-5
-    assert "m.pt2" in capsys.readouterr().out
+    assert "m.pt2" in export_table(made_now).notes[-1]
+    assert capsys.readouterr() == ("", "")

@@ -1,4 +1,4 @@
-"""A run survives what befalls it: kills, signals, damaged files, full disks, bad numbers and bad input."""
+"""Runs survive kills, signals, damaged files, full disks, non-finite numbers and bad input."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from small_runs import (
     LONG,
     QUIET,
     Forks,
+    at_step,
     children_of,
     command,
     contents,
@@ -30,10 +31,10 @@ from small_runs import (
     in_the_long_suite,
     logged,
     newest_step,
+    no_watch,
     tiny,
     torchrun,
     wait_until,
-    write_folder,
 )
 from torch import Tensor
 
@@ -45,7 +46,7 @@ from adatape.train.journal import Journal
 from adatape.train.loop import Trainer
 from adatape.train.run import run
 
-STEPS, STEPS_OF_TWO = 40, 80
+STEPS, STEPS_OF_TWO = 40, 80  # `undisturbed` takes STEPS
 SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 KILLS, RUNS = (100, 10) if LONG else (3, 1)
 
@@ -53,23 +54,8 @@ KILLS, RUNS = (100, 10) if LONG else (3, 1)
 pytestmark = pytest.mark.usefixtures("one_order_of_sums")
 
 
-@pytest.fixture(scope="module")
-def undisturbed(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "undisturbed"
-    forks.finish(command(out, STEPS))
-    return out
-
-
-def no_watch(_: Any) -> None:
-    """Nobody looks on."""
-
-
-def at_step(out: Path, step: int) -> Callable[[], bool]:
-    return lambda: logged(out) >= step
-
-
 class Kills:
-    """What a number of kills found and cost."""
+    """Counts kills, those within a save, and steps lost."""
 
     def __init__(self) -> None:
         self.count, self.saving, self.lost, self.left = 0, 0, [0], set[tuple[str, float]]()
@@ -87,7 +73,7 @@ class Kills:
 
 
 def killed_at_random(forks: Forks, out: Path, draws: random.Random, times: int, kills: Kills) -> None:
-    """Started and killed again and again, with `--resume` as a queue would; then left to finish."""
+    """Starts with `--resume`, as a queue would, and kills a run several times; then lets it finish."""
     again = [*command(out, STEPS), "--resume"]
     for _ in range(times):
         child = forks.start(again)
@@ -136,7 +122,7 @@ def undisturbed_two(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def kill_a_rank(agent: subprocess.Popen[str], rank: int) -> None:
-    """And waits until both have been started again."""
+    """Kills one rank and waits until both are restarted."""
     before = children_of(agent.pid)
     assert len(before) == 2
     os.kill(before[rank], signal.SIGKILL)
@@ -160,7 +146,7 @@ def test_a_rank_killed_three_times_under_torchrun_changes_no_weight(undisturbed_
 def test_a_killed_rank_and_a_sigterm_to_torchrun_cost_no_weight(
     forks: Forks, undisturbed_two: Path, tmp_path: Path
 ) -> None:
-    """torchrun passes the signal on to whole groups: the ranks and their loader workers."""
+    """torchrun signals whole process groups: the ranks and their loader workers."""
     out = tmp_path / "run"
     with torchrun(command(out, STEPS_OF_TWO, data__resident=False, engine__workers=1), restarts=1) as agent:
         wait_until(at_step(out, 5))
@@ -186,7 +172,7 @@ def test_a_signal_stops_a_run_with_a_checkpoint(
     child.kill(number)
     assert child.wait() == code
     stopped = logged(out)
-    assert child.errors == [f"adatape: stopped at step {stopped} and saved; `adatape train {out}` goes on from there"]
+    assert child.errors == [f"adatape: stopped at step {stopped} and saved; `adatape train {out}` resumes from there"]
     assert newest_step(out) == stopped
     assert not (out / "result.json").exists()
     forks.finish(["train", str(out), "--device", "cpu"])
@@ -198,15 +184,12 @@ def test_a_signal_to_the_loader_workers_too_stops_a_run_with_a_checkpoint(
     forks: Forks, tmp_path: Path, number: int, code: int
 ) -> None:
     """Ctrl-C and most schedulers signal all processes of a job."""
-    folder, out = write_folder(tmp_path / "images", 40), tmp_path / "run"
-    images = {"data__source": "folder", "data__path": str(folder), "data__size": 16, "engine__workers": 2}
-    child = forks.start(command(out, 400, **images))
-    wait_until(at_step(out, 5))
+    child, out = forks.start_on_images(tmp_path)
     child.kill(number, group=True)
     assert child.wait() == code, child.errors
     assert (
         child.errors[-1]
-        == f"adatape: stopped at step {logged(out)} and saved; `adatape train {out}` goes on from there"
+        == f"adatape: stopped at step {logged(out)} and saved; `adatape train {out}` resumes from there"
     )
     assert newest_step(out) == logged(out)
 
@@ -251,7 +234,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
     child = forks.finish(["train", str(interrupted), "--device", "cpu"])
     named = [line for line in child.output.splitlines() if "is damaged" in line]
     assert len(named) == 1
-    assert named[0].startswith(f"{newest.name} is damaged and was passed over: ")
+    assert named[0].startswith(f"{newest.name} is damaged and was skipped: ")
     assert str(newest) in named[0]
     assert fingerprint(interrupted) == fingerprint(undisturbed)
 
@@ -271,7 +254,7 @@ def test_a_run_with_no_good_checkpoint_is_refused_and_left_alone(forks: Forks, i
 
 
 class Unplugged(Exception):  # noqa: N818
-    """The machine went away."""
+    """Simulates a crash of the machine."""
 
 
 def unplugged(*_: Any, **__: Any) -> None:
@@ -287,7 +270,7 @@ def unplug_at(step: int) -> Callable[[Any], None]:
 
 
 def test_a_new_checkpoint_outlives_damaged_ones_of_later_steps(tmp_path: Path) -> None:
-    """Else two that hold nothing would be kept as the newest, and the good one removed for them."""
+    """Otherwise the two damaged ones would be kept as the newest, and the good one removed."""
     experiment, out = tiny("plainvit", steps=30), tmp_path / "run"
     with pytest.raises(Unplugged):
         run(experiment, out, "cpu", unplug_at(8))
@@ -315,7 +298,7 @@ def test_a_full_disk_is_one_line_and_costs_no_earlier_checkpoint(forks: Forks, i
 
 
 def test_a_disk_too_full_for_the_result_is_one_line_and_the_run_can_still_end(forks: Forks, tmp_path: Path) -> None:
-    """The last checkpoint is there already."""
+    """The last checkpoint is already saved."""
     out = tmp_path / "run"
     forks.finish(command(out, 2))
     (out / "result.json").unlink()
@@ -367,7 +350,7 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> list[str]:
 
 
 def poison_loss(trainer: Trainer, bad: Callable[[int], bool], patch: pytest.MonkeyPatch, value: float) -> None:
-    """Added to the loss, it leaves the gradient finite."""
+    """A non-finite loss with finite gradients."""
     plain = trainer.model.loss
 
     def total(*given: Any) -> Tensor:
@@ -377,7 +360,7 @@ def poison_loss(trainer: Trainer, bad: Callable[[int], bool], patch: pytest.Monk
 
 
 def poison_gradient(trainer: Trainer, bad: Callable[[int], bool], patch: pytest.MonkeyPatch, value: float) -> None:  # noqa: ARG001
-    """Of one number of one tensor, the loss being fine."""
+    """A non-finite value in one gradient, with a finite loss."""
 
     def spoil(gradient: Tensor) -> Tensor:
         spoilt = gradient.clone()
@@ -388,7 +371,7 @@ def poison_gradient(trainer: Trainer, bad: Callable[[int], bool], patch: pytest.
 
 
 def poison_data(trainer: Trainer, bad: Callable[[int], bool], patch: pytest.MonkeyPatch, value: float) -> None:  # noqa: ARG001
-    """One pixel of one image."""
+    """A non-finite pixel in one image."""
     plain = trainer.task.batches
 
     def batches(first: int) -> Iterator[Batch]:
@@ -440,7 +423,7 @@ def test_a_bad_piece_of_an_accumulated_batch_spoils_the_whole_step(monkeypatch: 
 def poisoned_run(
     out: Path, bad: Callable[[int], bool], where: str, patch: pytest.MonkeyPatch, **fields: Any
 ) -> dict[str, Any]:
-    """The whole run, whose trainer is spoilt as soon as it is made."""
+    """A run whose trainer is poisoned when it is built."""
 
     def spoilt(*given: Any, **options: Any) -> Trainer:
         trainer = Trainer(*given, **options)
@@ -509,14 +492,14 @@ def finished(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_existing_run_is_never_overwritten(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(finished)
     said = said_by(command(finished, 4), capsys)
-    assert said.startswith(f"adatape: {finished} exists and is not empty; `adatape train {finished}` goes on with it")
+    assert said.startswith(f"adatape: {finished} exists and is not empty; `adatape train {finished}` resumes it")
     assert contents(finished) == before
 
 
 def test_another_experiment_does_not_go_on_in_a_folder(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(finished)
     said = said_by([*command(finished, 4, optimizer__lr=0.1), "--resume"], capsys)
-    assert said == f"adatape: {finished} holds another experiment: optimizer differ; choose another --out"
+    assert said == f"adatape: {finished} contains another experiment: optimizer differ; choose another --out"
     assert contents(finished) == before
 
 
@@ -538,7 +521,7 @@ def test_a_checkpoint_of_another_width_is_refused(
     config = json.loads((out / "config.json").read_text())
     config["model"]["options"]["embed_dim"] = 64
     (out / "config.json").write_text(json.dumps(config))
-    width = "was made by another experiment than config.json says: model.options.embed_dim is 32 there and 64 here"
+    width = "was made by another experiment than that of config.json: model.options.embed_dim is 32 there and 64 here"
     assert f"model.safetensors {width}" in said_by(["eval", str(out), "--device", "cpu"], capsys)
     (out / "result.json").unlink()
     before = contents(out / "checkpoints")
@@ -550,12 +533,12 @@ def test_a_checkpoint_of_another_width_is_refused(
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("optimizer.lrr=1", "optimizer.lrr is no field of this experiment; it has recipe, data.source"),
+        ("optimizer.lrr=1", "optimizer.lrr is not a field of this experiment; it has recipe, data.source"),
         ("optimizer.lr=abc", "lr is 'abc'; it must be a number"),
         ("optimizer.batch=1.5", "batch is 1.5; it must be a whole number"),
         ("optimizer.schedule=step", "schedule is 'step'; it must be one of constant, cosine, linear"),
-        ("engine.accumulate=7", "batch is 16; 1 processes with accumulate 7 cannot cut it into 7 equal parts"),
-        ("optimizer.lr", "must read field=value"),
+        ("engine.accumulate=7", "batch is 16; with 1 processes and accumulate 7 it must be a multiple of 7"),
+        ("optimizer.lr", "must be field=value"),
         *(
             (f"{name}=0", f"{name.split('.')[-1]} is 0; it must be at least 1")
             for name in ("evaluate_every", "engine.checkpoint_every", "engine.log_every", "engine.bad_steps")

@@ -1,4 +1,4 @@
-"""Few-shot accuracy is ridge regression, solved exactly whichever way is cheaper."""
+"""Few-shot accuracy by ridge regression, solved exactly in primal or dual form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import adatape.models  # noqa: F401  registers the models
-from adatape.measure.fewshot import (
+from adatape.evaluate.fewshot import (
     FewShot,
     Spread,
     best_l2,

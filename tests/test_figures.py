@@ -1,4 +1,4 @@
-"""What a model reads over a set is counted right, and every kind of run gets the pictures that apply to it."""
+"""Reads over a set are counted correctly, and every kind of run gets its figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from small_runs import tiny
 
 from adatape.data.parity import Sequences, held_out_set
 from adatape.data.sets import evenly_apart
-from adatape.measure.reading import (
+from adatape.evaluate.reading import (
     Reads,
     collect,
     inputs_at,
@@ -23,10 +23,10 @@ from adatape.measure.reading import (
     taken_weights,
     telling_sequence,
 )
-from adatape.show.figures import budget_rows, print_figures
-from adatape.show.gallery import Grid, _outline, easiest_first, varied
-from adatape.show.pictures.budgets import _labels, draw_budgets
-from adatape.show.pictures.training import draw_training
+from adatape.report.figures import budget_rows, write_figures
+from adatape.report.gallery import Grid, _outline, easiest_first, varied
+from adatape.report.pictures.budgets import _labels, draw_budgets
+from adatape.report.pictures.training import draw_training
 from adatape.train.run import run
 from adatape.train.task import build_for
 
@@ -56,9 +56,9 @@ def made_up(**columns: list) -> Reads:
 @pytest.mark.parametrize("family", EXPECTED)
 def test_every_kind_of_run_gets_the_pictures_that_apply(family: str, tmp_path: Path) -> None:
     run(tiny(family, steps=4, evaluate_every=2), tmp_path / "run", "cpu", lambda _: None)
-    made = print_figures(tmp_path / "run", "cpu", samples=60)
-    assert set(made["figures"]) == EXPECTED[family]
-    for path in made["figures"].values():
+    made = write_figures(tmp_path / "run", "cpu", samples=60)
+    assert set(made.figures) == EXPECTED[family]
+    for path in made.figures.values():
         with Image.open(path) as picture:
             assert picture.width >= 900
     assert {path.name for path in (tmp_path / "run" / "figures").iterdir()} == {f"{n}.png" for n in EXPECTED[family]}
@@ -66,7 +66,7 @@ def test_every_kind_of_run_gets_the_pictures_that_apply(family: str, tmp_path: P
 
 def test_a_run_that_has_not_finished_has_no_pictures(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        print_figures(tmp_path, "cpu")
+        write_figures(tmp_path, "cpu")
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""Runs side by side: each learns what it learns alone, from batches that are made once."""
+"""Fleets: each run learns the same as alone, from shared batches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_rates_may_differ_and_batches_may_not() -> None:
     rates = [float(trainer.stepper.rate) for trainer in fleet.trainers]
     assert rates[1] > 10 * rates[0]
     for field, value in (("optimizer.batch", 8), ("seed", 1), ("optimizer.steps", 5), ("data.augment.flip", True)):
-        with pytest.raises(ValueError, match=f"{field.split('.aug')[0]} is .*must be the same"):
+        with pytest.raises(ValueError, match=f"{field.split('.aug')[0]} is .*, as in the first run"):
             Fleet([first, with_fields(first, {field: value})], "cpu")
     with pytest.raises(ValueError, match=r"stop_at is 0\.5"):
         Fleet([with_fields(first, {"stop_at": 0.5})], "cpu")

@@ -1,4 +1,4 @@
-"""What strangers may do to a server: answers are counted here, and times only in benchmarks/serve_hostile.py."""
+"""Hostile clients of a server: answers are tested here, times only in benchmarks/serve_hostile.py."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from PIL import Image
 from small_runs import QUIET
 from test_serve import drawn, files, finished, inside, listening, one, png, slowed, wait_until, write_run
 
+from adatape.report.serve import serve
 from adatape.serve import connections, decoding
 from adatape.serve.app import create_app
 from adatape.serve.bodies import Bodies, BodyLimit
 from adatape.serve.fair import Client, Room, Shares, Turns, client_at
 from adatape.serve.limits import host_name
 from adatape.serve.served import Served, load_served
+from adatape.serve.server import TOKEN, read_token
 from adatape.serve.service import Limits
-from adatape.show.serve import TOKEN, read_token, serve
 
 A, B = Client("one", "a"), Client("two", "b")
 FORM = "multipart/form-data; boundary=x"
@@ -507,7 +508,7 @@ def test_connections_beyond_a_clients_share_are_told_so_and_others_come_in(
 
 
 def test_there_are_never_more_connections_than_files_that_may_be_opened() -> None:
-    code = "import resource as r; from adatape.show.serve import most_connections as most;"
+    code = "import resource as r; from adatape.serve.server import most_connections as most;"
     code += "r.setrlimit(r.RLIMIT_NOFILE, (512, 1024)); print(most(), r.getrlimit(r.RLIMIT_NOFILE))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=QUIET, check=True)
     assert done.stdout == "768 (1024, 1024)\n"

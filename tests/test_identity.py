@@ -1,4 +1,4 @@
-"""Checkpoints and weights belong to the experiment that made them, and damage to weights shows."""
+"""Checkpoints and weights of another experiment are refused, and damage to weights is detected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMING_1 = json.loads(Path(__file__).with_name("naming_1.json").read_text())
 
 @pytest.mark.parametrize("name", NAMING_1)
 def test_a_config_of_naming_1_keeps_its_hash(name: str) -> None:
-    """Where a change of config.py fails here, `train/identity.py` says what it lacks; the file stays as it is."""
+    """If a change of config.py fails here, see `train/identity.py`; do not change the JSON file."""
     assert identity.identity(from_dict(Experiment, NAMING_1[name]["config"])).sha256 == NAMING_1[name]["sha256"]
 
 
@@ -72,10 +72,10 @@ def test_a_field_that_is_renamed_or_added_keeps_every_hash(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("stored", "message"),
     [
-        (None, "names no experiment that can be read"),
-        ({"naming": 1}, "names no experiment that can be read"),
-        ({"naming": 1, "fields": {"seed": 0}, "sha256": "0"}, "does not match its own SHA-256"),
-        ({"naming": 2, "fields": {}, "sha256": "0"}, "by naming 2; this version of adatape knows 1"),
+        (None, "has an unreadable experiment identity"),
+        ({"naming": 1}, "has an unreadable experiment identity"),
+        ({"naming": 1, "fields": {"seed": 0}, "sha256": "0"}, "does not match its SHA-256"),
+        ({"naming": 2, "fields": {}, "sha256": "0"}, "of naming 2; this version reads naming 1"),
     ],
 )
 def test_an_identity_of_anything_else_is_one_line(stored: Any, message: str) -> None:
@@ -98,7 +98,7 @@ def copied(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unfinished(copied: Path) -> Path:
-    """As if killed before its last step was saved."""
+    """A run as if killed before its last step was saved."""
     for path in ("result.json", WEIGHTS):
         (copied / path).unlink()
     shutil.rmtree(copied / "checkpoints" / f"step-{STEPS:08d}")
@@ -129,7 +129,7 @@ def test_a_checkpoint_of_another_seed_is_refused(
     shutil.copytree(of_seed(7, tmp_path / "other", 9), unfinished / "checkpoints" / "step-00000009")
     before = contents(unfinished)
     said = refusal(["train", str(unfinished)], capsys)
-    assert "step-00000009 was made by another experiment than config.json says: seed is 7 there and 0 here" in said
+    assert "step-00000009 was made by another experiment than that of config.json: seed is 7 there and 0 here" in said
     assert contents(unfinished) == before
 
 
@@ -137,7 +137,7 @@ def test_an_edited_config_is_refused_before_a_resume(unfinished: Path, capsys: p
     edit(unfinished, lambda config: config["optimizer"].update(lr=0.5, batch=8))
     before = contents(unfinished)
     said = refusal(["train", str(unfinished)], capsys)
-    assert "step-00000003 was made by another experiment than config.json says: " in said
+    assert "step-00000003 was made by another experiment than that of config.json: " in said
     assert "optimizer.batch is 16 there and 8 here; optimizer.lr is 0.003 there and 0.5 here" in said
     assert contents(unfinished) == before
 
@@ -157,7 +157,7 @@ def test_a_checkpoint_without_identity_goes_on_with_a_line_that_says_so(
     del manifest["experiment"]
     (path / "manifest.json").write_text(checkpoint._rendered(manifest))
     main(["train", str(unfinished), "--device", "cpu"])
-    assert f"{path.name} does not say which experiment made it" in capsys.readouterr().out
+    assert f"{path.name} does not store its experiment" in capsys.readouterr().out
 
 
 def test_a_step_that_another_experiment_saved_is_written_again(tmp_path: Path) -> None:
@@ -173,7 +173,8 @@ def test_a_finished_run_whose_config_was_edited_is_refused(copied: Path, capsys:
     for command in (["train", str(copied)], ["eval", str(copied)], ["release", str(copied), "--to", f"{copied}-to"]):
         said = refusal(command, capsys)
         assert (
-            "model.safetensors was made by another experiment than config.json says: seed is 0 there and 3 here" in said
+            "model.safetensors was made by another experiment than that of config.json: seed is 0 there and 3 here"
+            in said
         )
 
 
@@ -224,7 +225,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(value: float, stamped: 
     else:
         save_file(bad, copied / WEIGHTS)
     for load in (load_run, load_served):
-        with pytest.raises(ValueError, match=r"not finite: 1 of 32 values in vit\.norm\.bias$"):
+        with pytest.raises(ValueError, match=r"non-finite weights: 1 of 32 values in vit\.norm\.bias$"):
             load(copied)
 
 
@@ -234,7 +235,7 @@ def test_weights_without_a_hash_load_with_one_line_that_says_so(copied: Path, ca
         load_run(copied)
         load_run(copied)
     [said] = caplog.messages
-    assert said.endswith("model.safetensors carries no SHA-256 of its weights, so damage to them would not show")
+    assert said.endswith("model.safetensors has no SHA-256 of its weights, so damage cannot be detected")
 
 
 def test_weights_of_others_need_no_hash_and_say_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

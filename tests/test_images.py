@@ -1,4 +1,4 @@
-"""Labelled image sets: what they hold, what they refuse, and how a broken image gives way."""
+"""Labelled image sets: contents, errors, and replacement of unreadable images."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_cifar_comes_from_torchvision_and_its_absence_is_one_line(
 ) -> None:
     from torchvision.datasets import CIFAR10
 
-    with pytest.raises(ValueError, match="does not hold cifar10: Dataset not found"):
+    with pytest.raises(ValueError, match="does not contain cifar10: Dataset not found"):
         open_images(Images(source="cifar10", path=str(tmp_path)), "train")
     batches = tmp_path / CIFAR10.base_folder
     batches.mkdir()
@@ -186,7 +186,7 @@ def test_fashion_reads_idx_files_packed_or_not_in_either_place(tmp_path: Path, p
     fashion = open_images(Images(source="fashion", path=str(tmp_path)), "test")
     assert (fashion.labels.tolist(), fashion.names[1], fashion.channels) == ([1, 9, 0, 4, 2], "Trouser", 1)
     assert np.array_equal(np.asarray(fashion.read(3)), data[3])
-    with pytest.raises(FileNotFoundError, match=r"holds neither train-images-idx3-ubyte.gz nor FashionMNIST/raw"):
+    with pytest.raises(FileNotFoundError, match=r"contains neither train-images-idx3-ubyte.gz nor FashionMNIST/raw"):
         open_images(Images(source="fashion", path=str(tmp_path)), "train")
 
 
@@ -233,7 +233,7 @@ def test_refused_modes_name_file_and_mode_when_the_set_is_opened(tmp_path: Path)
     path.write_bytes(encoded("L"))
     (tmp_path / "train" / "ant" / "empty.png").touch()
     assert len(open_images(folder(tmp_path), "train")) == 10
-    with pytest.raises(ValueError, match=r"bee/grey.png has mode L; modes is refuse"):
+    with pytest.raises(ValueError, match=r"bee/grey.png has mode L; with modes=refuse"):
         open_images(folder(tmp_path, modes="refuse"), "train")
     path.unlink()
     assert len(open_images(folder(tmp_path, modes="refuse"), "train")) == 9, "a broken image is not a refused one"
@@ -277,7 +277,7 @@ def test_a_run_through_a_set_with_one_percent_broken_images_completes(tmp_path: 
     assert (tally.reads, len(tally.broken)) == (1400, 7)
 
 
-def test_a_broken_image_gives_way_to_its_successor_and_the_last_to_the_first(tmp_path: Path) -> None:
+def test_a_broken_image_is_replaced_by_the_next_and_the_last_by_the_first(tmp_path: Path) -> None:
     class_folders(tmp_path)
     for name in ("ant/002", "ant/003", "bee/003"):
         (tmp_path / "train" / f"{name}.png").write_bytes(b"")
@@ -322,7 +322,7 @@ def test_a_whole_set_is_held_to_its_share_exactly() -> None:
         tally.add(1, ["20: x"])
     with pytest.raises(ValueError, match=r"broken allows 0.0 %"):
         Tally(1000, 0.0).add(1, ["1: x"])
-    with pytest.raises(ValueError, match=r"broken is 2.0; it must be a share"):
+    with pytest.raises(ValueError, match=r"broken is 2.0; it must be a fraction"):
         Tally(1000, 2.0)
 
 
@@ -332,7 +332,7 @@ def test_a_whole_set_is_held_to_its_share_exactly() -> None:
         (Images(source="cifar10"), "path is None; source cifar10 needs a folder"),
         (Images(source="folder", path="/nowhere"), "path /nowhere is not a folder"),
         (Images(source="folder", path="/nowhere", download=True), "path /nowhere is not a folder"),
-        (Images(source="imagenette"), "source is 'imagenette'; sets that are read by number are digits"),  # type: ignore[arg-type]
+        (Images(source="imagenette"), "source is 'imagenette'; sets with random access are digits"),  # type: ignore[arg-type]
         (Images(source="shards"), "source is 'shards'"),
         (Images(classes=7), "classes is 7; digits has 10"),
     ],
@@ -353,7 +353,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(images_module.importlib, "import_module", absent)
     with pytest.raises(
-        ValueError, match=r"source digits needs scikit-learn: .* `pip install 'adatape\[train\]'` brings"
+        ValueError, match=r"source digits needs scikit-learn: .* `pip install 'adatape\[train\]'` installs"
     ):
         open_images(Images(), "train")
 
@@ -387,11 +387,11 @@ def another_class(root: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (no_train, "must hold train/CLASS/IMAGE and test or val/CLASS/IMAGE"),
-        (no_test, "must hold train/CLASS/IMAGE and test or val/CLASS/IMAGE"),
-        (no_classes, "train holds no class folders"),
-        (an_empty_class, "class folder .*cow holds no image"),
-        (another_class, "class cow lies in only one of .*train and .*test"),
+        (no_train, "must contain train/CLASS/IMAGE and test or val/CLASS/IMAGE"),
+        (no_test, "must contain train/CLASS/IMAGE and test or val/CLASS/IMAGE"),
+        (no_classes, "train contains no class folders"),
+        (an_empty_class, "class folder .*cow contains no image"),
+        (another_class, "class cow is in only one of .*train and .*test"),
     ],
 )
 def test_each_bad_folder_is_named_in_one_line(tmp_path: Path, spoil: Callable[[Path], None], message: str) -> None:
@@ -404,7 +404,7 @@ def test_each_bad_folder_is_named_in_one_line(tmp_path: Path, spoil: Callable[[P
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("train_labels", np.arange(11) % 3, "images holds 12 images and .*labels 11 labels"),
+        ("train_labels", np.arange(11) % 3, "images has 12 images and .*labels 11 labels"),
         ("train_labels", np.zeros(12), "has type float64"),
         ("train_labels", np.zeros((12, 3), int), r"shape \(12, 3\); it must be N whole numbers"),
         ("train_labels", np.arange(12) % 3 - 1, "has label -1; with 2 classes it must be 0 to 1"),
@@ -414,7 +414,7 @@ def test_each_bad_folder_is_named_in_one_line(tmp_path: Path, spoil: Callable[[P
         ("train_images", np.zeros((12, 4, 4, 4), np.uint8), r"has shape \(12, 4, 4, 4\); it must be"),
         ("train_images", np.zeros((12, 48), np.uint8), r"has shape \(12, 48\); it must be"),
         ("test_images", np.zeros((12, 4, 4), np.uint8), "train has 3 channels and test 1"),
-        ("train_images", np.array([None] * 12), "is no array file"),
+        ("train_images", np.array([None] * 12), "is not a NumPy array file"),
     ],
 )
 def test_each_bad_array_is_named_in_one_line(tmp_path: Path, name: str, array: np.ndarray, message: str) -> None:
@@ -429,10 +429,10 @@ def test_an_array_file_that_is_absent_empty_or_none_is_named(tmp_path: Path) -> 
     arrays(tmp_path)
     for content in (b"", b"not an array"):
         (tmp_path / "train_images.npy").write_bytes(content)
-        with pytest.raises(ValueError, match=r"train_images.npy is no array file"):
+        with pytest.raises(ValueError, match=r"train_images.npy is not a NumPy array file"):
             open_images(Images(source="arrays", path=str(tmp_path)), "train")
     (tmp_path / "train_images.npy").unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds no train_images.npy"):
+    with pytest.raises(FileNotFoundError, match=r"contains no train_images.npy"):
         open_images(Images(source="arrays", path=str(tmp_path)), "train")
 
 

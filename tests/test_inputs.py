@@ -1,4 +1,4 @@
-"""A user's mistake is one line that names file, field and limit, with exit code 2, and leaves nothing behind."""
+"""Wrong input gives one line with file, field and limit, exit code 2, and leaves no files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 from annotated_types import BaseMetadata
 from fuzz_inputs import carried_out, make_case, wrong_with
-from small_runs import LONG, contents, tiny
+from small_runs import LONG, contents, no_watch, tiny
 
-from adatape import cli, config
+from adatape import config
 from adatape.config import Experiment, ImageModel, from_dict, to_dict
-from adatape.show.serve import Server
+from adatape.serve.server import Server
 from adatape.train.folder import load_config
 from adatape.train.half_made import absent_folders, removed_on_failure
+from adatape.train.launch import Swept
 from adatape.train.loop import Trainer
 from adatape.train.run import run
 from adatape.train.sweep import with_fields
@@ -32,10 +33,6 @@ ROOT = Path(__file__).parents[1]
 RECORDS = config.Record.__subclasses__()
 CASES = 1000 if LONG else 60
 ENDLESS = range(CASES)
-
-
-def no_watch(_: Any) -> None:
-    """Nobody looks on."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +91,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("field", "value", "limit"), WRONG)
-def test_a_value_beyond_its_limit_is_refused_at_every_door(field: str, value: Any, limit: str, here: Path) -> None:
+def test_a_value_beyond_its_limit_is_refused_everywhere(field: str, value: Any, limit: str, here: Path) -> None:
     sound = to_dict(tiny("adatape"))
     *path, last = field.split(".")
     place = sound
@@ -160,7 +157,7 @@ def test_every_stored_config_is_read() -> None:
         ("[" * 5000, "odd.json is not JSON"),
     ],
 )
-def test_a_config_that_is_none_is_named(content: str, message: str, here: Path) -> None:
+def test_a_file_that_is_not_a_config_is_named(content: str, message: str, here: Path) -> None:
     (here / "odd.json").write_text(content)
     assert message in refused("train", "odd.json")
     shutil.copytree(here, here / "run")
@@ -172,14 +169,14 @@ def test_a_config_that_is_none_is_named(content: str, message: str, here: Path) 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("null", "result.json holds null; it must be an object"),
-        ("[1]", "result.json holds [1]; it must be an object"),
+        ("null", "result.json contains null; it must be a JSON object"),
+        ("[1]", "result.json contains [1]; it must be a JSON object"),
         ('{"accuracy": null}', "result.json: accuracy is null; it must be a number"),
         ('{"accuracy": [1]}', "result.json: accuracy is [1]; it must be a number"),
         ('{"accuracy": NaN}', "result.json: accuracy is nan; it must be at most 1"),
     ],
 )
-def test_a_result_that_is_none_is_named(content: str, message: str, runs: list[Path], here: Path) -> None:
+def test_a_file_that_is_not_a_result_is_named(content: str, message: str, runs: list[Path], here: Path) -> None:
     shutil.copytree(runs[0], here / "run")
     (here / "run" / "result.json").write_text(content)
     for command in ("train run", "release run --to released", "report run --out report.html"):
@@ -198,7 +195,7 @@ def test_a_result_that_is_none_is_named(content: str, message: str, runs: list[P
         ("act_layer", "foo", "model.options.act_layer is 'foo'; adatape_tiny_patch16_224 does not take it: 'foo'"),
         ("norm_layer", 3, "model.options.norm_layer is 3; it must be text"),
         ("embed_dim", 63, "model.options.embed_dim is 63; adatape_tiny_patch16_224 does not take it: dim should be"),
-        ("global_pool", "", "model.options.global_pool is ''; to answer by classes"),
+        ("global_pool", "", "model.options.global_pool is ''; for classification"),
         ("num_classes", 3, "model.options.num_classes is 3; the data has 10, so leave it out"),
         ("threshold", math.nan, "model.options.threshold is nan; it must be more than 0"),
         ("bank_patch", 3, "bank patch is 3; it must divide the image size 8 × 8"),
@@ -221,7 +218,7 @@ def test_an_option_that_a_model_does_not_take_is_named(option: str, value: Any, 
         ("serve --queue 0", "queue is 0; it must be at least 1"),
         ("demo --seed -1", "seed is -1; it must be at least 0"),
         ("sweep digits --over optimizer.ema=0.9,2", "optimizer.ema is 2; it must be less than 1"),
-        ("train digits --set seed", "set is 'seed'; it must read field=value"),
+        ("train digits --set seed", "set is 'seed'; it must be field=value"),
         ("train digits --set seed=1,2", "seed is '1,2'; it must be a whole number"),
         ("train cifar10 --batch 0", "batch is 0; it must be at least 1"),
         ("train digits --epochs -1", "epochs is -1; it must be at least 0"),
@@ -251,7 +248,7 @@ def test_the_name_of_a_recipe_leads_nowhere_else(name: str, here: Path) -> None:
     assert contents(here).keys() == {"a/b/odd.json"}
 
 
-WITHOUT_WEIGHTS = "{run} has no checkpoints/model.safetensors: the weights of this run are gone"
+WITHOUT_WEIGHTS = "{run} has no checkpoints/model.safetensors: the weights of this run are missing"
 
 
 @pytest.mark.parametrize(
@@ -325,9 +322,10 @@ def test_what_somebody_else_put_there_is_not_removed(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
-    cli._print_json({"a": math.nan, "b": [math.inf, {"c": -math.inf}], "d": (1.5, "NaN")}, wanted=True)
-    assert capsys.readouterr().out == '{"a": null, "b": [null, {"c": null}], "d": [1.5, "NaN"]}\n'
+def test_json_has_null_for_what_is_not_finite() -> None:
+    found = Swept([{"a": math.nan, "b": [math.inf, {"c": -math.inf}], "d": (1.5, "NaN")}], Path("out"))
+    written = '{"rows": [{"a": null, "b": [null, {"c": null}], "d": [1.5, "NaN"]}], "out": "out"}'
+    assert found.to_json() == written
 
 
 def interrupt(*_: Any, **__: Any) -> None:
@@ -346,8 +344,8 @@ def broken_import(*_: Any, **__: Any) -> None:
 def test_ctrl_c_is_one_line_and_exit_code_130(
     how: Callable[..., None], verb: str, runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("training.print_evaluation", "figures.print_figures", "report.print_report"):
-        monkeypatch.setattr(f"adatape.show.{name}", how)
+    for name in ("train.launch.evaluate_run", "report.figures.write_figures", "report.page.write_report"):
+        monkeypatch.setattr(f"adatape.{name}", how)
     ended = carried_out([verb, str(runs[0])])
     assert (ended.code, ended.err) == (130, "adatape: stopped\n")
 
@@ -390,7 +388,7 @@ def test_help_does_not_wait_for_pydantic() -> None:
 
 
 def test_options_that_json_cannot_write_are_refused() -> None:
-    with pytest.raises(ValueError, match="Experiment must be written as JSON"):
+    with pytest.raises(ValueError, match="Experiment cannot be written as JSON"):
         with_fields(tiny("adatape"), {"model.options.act_layer": object()})
 
 

@@ -1,4 +1,4 @@
-"""What `pip install adatape` brings is enough for the library; the rest are extras, and a verb says which it lacks."""
+"""`pip install adatape` is enough for the library; verbs that need an extra name it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ assert adatape.read_tape(torch.randn(2, 64), torch.randn(30, 64), steps=3, thres
 
 
 def without(libraries: list[str], code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Python as it is where some libraries are not installed: None in sys.modules is a module that cannot be found."""
+    """Runs Python as if some libraries were not installed: None in sys.modules makes their import fail."""
     hidden = f"import sys\nsys.modules.update(dict.fromkeys({libraries}))\n{code}"
     quiet = {**os.environ, "PYTHONWARNINGS": "ignore"}
     return subprocess.run([sys.executable, "-c", hidden, *arguments], capture_output=True, text=True, env=quiet)
@@ -58,16 +58,16 @@ def test_importing_is_cheap_and_the_library_needs_no_extra() -> None:
 def test_the_command_without_its_extra_says_the_one_line_that_installs_it() -> None:
     done = without(["tyro"], "from adatape.__main__ import main; main()", "models")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "adatape: tyro is not installed; `pip install 'adatape[cli]'` brings it\n"
+    assert done.stderr == "adatape: tyro is not installed; `pip install 'adatape[cli]'` installs it\n"
 
 
 @pytest.mark.parametrize(
     ("library", "module", "arguments", "extra"),
     [
-        ("fastapi", "adatape.show.serve", "serve", "serve"),
-        ("matplotlib", "adatape.show.figures", "figures run", "plot"),
-        ("rich", "adatape.show.recipes", "recipes", "cli"),
-        ("pydantic", "adatape.show.recipes", "recipes", "cli"),
+        ("fastapi", "adatape.serve.server", "serve", "serve"),
+        ("matplotlib", "adatape.report.figures", "figures run", "plot"),
+        ("rich", "adatape.report.terminal", "recipes", "cli"),
+        ("pydantic", "adatape.evaluate.recipes", "recipes", "cli"),
     ],
 )
 def test_a_verb_without_its_extra_says_the_one_line_that_installs_it(
@@ -86,13 +86,13 @@ def test_a_verb_without_its_extra_says_the_one_line_that_installs_it(
         cli.main(arguments.split())
     assert stop.value.code == 2
     assert capsys.readouterr().err == (
-        f"adatape: {library} is not installed; `pip install 'adatape[{extra}]'` brings it\n"
+        f"adatape: {library} is not installed; `pip install 'adatape[{extra}]'` installs it\n"
     )
 
 
 def test_a_library_of_no_extra_is_an_error_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "adatape.show.recipes", None)
-    with pytest.raises(ModuleNotFoundError, match=r"adatape\.show\.recipes"):
+    monkeypatch.setitem(sys.modules, "adatape.evaluate.recipes", None)
+    with pytest.raises(ModuleNotFoundError, match=r"adatape\.evaluate\.recipes"):
         cli.main(["recipes"])
     assert how_to_install("torch.nn") is None
     assert how_to_install(None) is None

@@ -1,4 +1,4 @@
-"""The fast read is the definition's read: the Triton kernel in its interpreter, and what is built around it."""
+"""The Triton kernels, in the interpreter, and their operators equal `atr`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ needs_interpreter = pytest.mark.skipif(
 
 
 def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, Rule]:
-    """Any of what a reader may be asked: sizes beside every block's, equal keys, hidden tokens, thresholds."""
+    """Random inputs: sizes around block sizes, equal keys, hidden tokens, thresholds."""
     draw = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     b, h, steps = draw.choice((1, 3, 17) if LONG else (1, 2, 3)), draw.choice((5, 16, 64, 130)), draw.randint(1, 4)
@@ -60,7 +60,7 @@ def test_the_kernel_finds_what_the_definition_finds(seed: int) -> None:
 @needs_interpreter
 @pytest.mark.parametrize("seed", range(30))
 def test_all_steps_at_once_find_what_the_definition_finds(seed: int) -> None:
-    """One tile for each row: the interpreter runs programs one after another, so none could wait for a later one."""
+    """One tile per row: the interpreter runs programs in sequence, so they cannot wait for each other."""
     query, keys, taken, rule = case(seed)
     query, keys = query[:, :64].contiguous(), keys[..., :128, :64].contiguous()
     taken, rule = None if taken is None else taken[:, :128], rule._replace(merge=min(rule.merge, 8))
@@ -79,7 +79,7 @@ def test_all_steps_at_once_find_what_the_definition_finds(seed: int) -> None:
 def test_only_what_runs_all_at_the_same_time_is_found_at_once(
     batch: int, size: int, width: int, merge: int, tokens: int | None
 ) -> None:
-    """One program on each processor is always possible; more would be a question of registers."""
+    """One program per processor always fits; more would depend on registers."""
     assert find_module.tile_at_once((batch, width), (size, width), merge, processors=132) == tokens
 
 
@@ -106,7 +106,7 @@ def test_the_kernel_leaves_what_it_was_given() -> None:
 
 
 def weights_and_grad(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """Query, keys, their weights, lengths, a gradient of the weights, and what autograd makes of it."""
+    """Query, keys, weights, lengths, a gradient of the weights, and autograd's gradients."""
     draw = random.Random(seed)
     b, t, k, h = draw.choice((1, 4)), draw.randint(1, 5), draw.randint(1, 9), draw.choice((5, 16, 40))
     query, keys = torch.randn(b, h, requires_grad=True), torch.randn(b, t, k, h, requires_grad=True)
@@ -249,7 +249,7 @@ def test_no_row_halts_early_where_the_reader_says_so() -> None:
 
 
 def gpu_log() -> ModuleType:
-    """benchmarks/gpu_tests.py, which is a script and no part of the package."""
+    """The script benchmarks/gpu_tests.py as a module."""
     spec = importlib.util.spec_from_file_location("gpu_tests", ROOT / "benchmarks" / "gpu_tests.py")
     assert spec
     assert spec.loader

@@ -1,4 +1,4 @@
-"""Random numbers that belong to a key."""
+"""Random numbers as functions of a key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from adatape.keyed import key_of, keys_of, normal, uniform
 
 
 def splitmix64(state: int) -> int:
-    """The published generator in plain whole numbers."""
+    """The published generator in Python integers."""
     z = state % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
@@ -24,7 +24,7 @@ def test_it_is_splitmix64(key: int) -> None:
     assert (uniform(torch.tensor([key]), 3)[0] * 2**24).tolist() == expected
 
 
-def test_a_keys_numbers_do_not_depend_on_its_company() -> None:
+def test_a_keys_numbers_do_not_depend_on_its_batch() -> None:
     keys = keys_of(3, torch.arange(100))
     assert torch.equal(uniform(keys, 8)[42], uniform(keys[42:43], 8)[0])
     assert torch.equal(uniform(keys, 8)[:, :3], uniform(keys, 3))

@@ -1,4 +1,4 @@
-"""What a step holds depends on seed and step alone: not on processes, workers or where a run began."""
+"""A step's batch depends on seed and step only: not on processes, workers or the first step."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def sharded(path: str, augment: Augment, **options: Any) -> Images:
 def whole_batches(
     data: Images, world: int, workers: int, first: int = 0, count: int = 4, batch: int = 16
 ) -> list[Batch]:
-    """Global batches, the parts of all processes one after the other."""
+    """Global batches: the parts of all processes concatenated."""
     loaders = [ShardLoader(data, batch, 5, Part(rank, world), CPU, workers).batches(first) for rank in range(world)]
     rows = zip(*(itertools.islice(loader, count) for loader in loaders), strict=True)
     return [Batch(*map(torch.cat, zip(*parts, strict=True))) for parts in rows]
@@ -131,7 +131,7 @@ def test_chunks_cover_a_set_evenly(total: int, batch: int, world: int) -> None:
     assert [i for part in chunks for chunk in part for i in chunk] == list(range(total))
     assert all(0 < len(chunk) <= batch for part in chunks for chunk in part)
     assert len({len(part) for part in chunks}) == 1
-    with pytest.raises(ValueError, match="the set has 2 samples; 3 processes need at least one each"):
+    with pytest.raises(ValueError, match="the set has 2 samples; it must have at least one for each of 3 processes"):
         even_chunks(2, 5, Part(0, 3))
 
 
@@ -139,8 +139,8 @@ def test_chunks_cover_a_set_evenly(total: int, batch: int, world: int) -> None:
     ("path", "options", "message"),
     [
         ("train-*", {}, "names no test shards; write {split} in it, or TRAIN | TEST"),
-        ("{split}-*", {"classes": None}, "classes is None; shards do not say"),
-        ("{split}-*", {"resident": True}, "resident is True; shards are read one after the other"),
+        ("{split}-*", {"classes": None}, "classes is None; shards do not store"),
+        ("{split}-*", {"resident": True}, "resident is true, but shards are streamed"),
     ],
 )
 def test_shards_that_lack_something_say_what(shards: str, path: str, options: dict[str, Any], message: str) -> None:
@@ -177,7 +177,7 @@ def test_a_run_on_shards_is_the_same_with_workers_and_when_resumed(shards: str, 
 
 
 def folder_of(path: Path, broken: int, count: int = 300, converted: int = 3) -> Images:
-    """Tiny JPEGs of three classes, of which some are CMYK and others cannot be read, each for another reason."""
+    """Tiny JPEGs of three classes; some are CMYK, others unreadable for different reasons."""
     bad = [b"", b"no image", None, b"\x89PNG\r\n\x1a\n" + b"\0" * 40]
     draws = np.random.default_rng(0)
     odd = draws.permutation(count)[: broken + converted]

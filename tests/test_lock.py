@@ -1,4 +1,4 @@
-"""One process writes into a run folder at a time; a second is refused by name, and the first goes on."""
+"""One process at a time writes into a run folder; a second is refused, with the first one's name."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fleet import run_together
 from small_runs import (
     LONG,
     Forks,
+    at_step,
     children_of,
     command,
     contents,
     fingerprint,
     in_the_long_suite,
-    logged,
+    no_watch,
     tiny,
     torchrun,
     wait_until,
-    write_folder,
 )
 
 from adatape import cli
@@ -35,26 +35,15 @@ from adatape.train.lock import LOCK, FolderInUse, writing
 from adatape.train.run import run
 
 pytestmark = pytest.mark.usefixtures("one_order_of_sums")
-STEPS = 60
-
-
-@pytest.fixture(scope="module")
-def undisturbed(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "undisturbed"
-    forks.finish(command(out, STEPS))
-    return out
-
-
-def no_watch(_: Any) -> None:
-    """Nobody looks on."""
+STEPS = 60  # `undisturbed` takes as many
 
 
 def unheard(_: str) -> None:
-    """Nobody listens."""
+    """A `say` that prints nothing."""
 
 
 def in_a_fork(folder: Path) -> str:
-    """What a second process finds: free, or the reason why not."""
+    """The result of locking in a second process: free, or the error."""
     reading, writing_end = os.pipe()
     child = os.fork()
     if not child:
@@ -78,7 +67,7 @@ def test_a_second_writer_is_refused_by_name_and_the_first_goes_on(
 ) -> None:
     out = tmp_path / "run"
     first = forks.start(command(out, STEPS))
-    wait_until(lambda: logged(out) >= 4 + 3 * times)
+    wait_until(at_step(out, 4 + 3 * times))
     resumed = forks.start(["train", str(out), "--device", "cpu"])
     queued = forks.start([*command(out, STEPS), "--resume"])
     for second in (resumed, queued):
@@ -95,10 +84,7 @@ def test_a_second_writer_is_refused_by_name_and_the_first_goes_on(
 
 
 def test_a_killed_trainer_leaves_no_lock_even_where_its_data_workers_live_on(forks: Forks, tmp_path: Path) -> None:
-    folder, out = write_folder(tmp_path / "images", 40), tmp_path / "run"
-    images = {"data__source": "folder", "data__path": str(folder), "data__size": 16, "engine__workers": 2}
-    child = forks.start(command(out, 400, **images))
-    wait_until(lambda: logged(out) >= 4)
+    child, out = forks.start_on_images(tmp_path)
     workers = children_of(child.pid)
     assert len(workers) >= 1
     for worker in workers:
@@ -117,7 +103,7 @@ def test_a_killed_trainer_leaves_no_lock_even_where_its_data_workers_live_on(for
 def test_one_rank_locks_for_all_and_a_restart_by_torchrun_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with torchrun(command(out, 40), restarts=1) as agent:
-        wait_until(lambda: logged(out) >= 5)
+        wait_until(at_step(out, 5))
         assert "is being written by process" in in_a_fork(out)
         before = children_of(agent.pid)
         os.kill(before[1], signal.SIGKILL)
@@ -190,7 +176,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def patient(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    """A holder that lives is seen at its next touch, however busy the machine; nothing waits this long."""
+    """A long WATCHED, so that a slow machine does not miss a touch; tests never wait this long."""
     monkeypatch.setattr(lock, "WATCHED", 60.0)
 
 
@@ -203,7 +189,7 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient", "without_locks")
-def test_where_there_are_no_locks_a_file_that_is_touched_takes_their_place(tmp_path: Path) -> None:
+def test_without_locks_a_touched_file_is_used_instead(tmp_path: Path) -> None:
     said: list[str] = []
     with writing(tmp_path, said.append):
         assert f"is being written by process {os.getpid()} " in in_a_fork(tmp_path)
@@ -260,7 +246,7 @@ def test_a_lock_left_on_this_machine_is_taken_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("content", [b"\xff\x00", b"[1]", b"{}", b"null", b"[" * 4000, b'{"host": "\\u001b[2J"}'])
-def test_a_lock_file_that_says_nonsense_is_watched_and_then_taken(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_lock_file_is_watched_and_then_taken(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LOCK).write_bytes(content)
     said: list[str] = []
     with writing(tmp_path, said.append):
@@ -281,11 +267,11 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
 
 def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / LOCK)
-    with pytest.raises(OSError, match="is no regular file"), writing(tmp_path):
+    with pytest.raises(OSError, match="is not a regular file"), writing(tmp_path):
         pass
 
 
-def test_a_file_is_not_written_through_a_link_that_stands_in_for_its_beginning(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_partial_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "dear").write_text("dear")
     (tmp_path / "metrics.jsonl.partial").symlink_to(tmp_path / "dear")
     Journal(tmp_path).close()

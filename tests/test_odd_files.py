@@ -1,4 +1,4 @@
-"""Files that are no images, or not upright, and workers that are killed: named, counted, and never waited for."""
+"""Files that are not images, EXIF orientation, and killed workers: reported, counted, without blocking."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from adatape.data.workers import WorkerDied
 from adatape.recipes import RECIPES
 from adatape.serve.pictures import picture
 from adatape.serve.served import PACKAGED, load_served
-from adatape.show.transfer import data_named
+from adatape.train.fewshot import data_named
 from adatape.train.folder import load_config
 from adatape.train.run import run
 
@@ -68,10 +68,10 @@ def sparse(path: Path) -> None:
 
 
 ODD: dict[str, tuple[Callable[[Path], None], str]] = {
-    "pipe": (os.mkfifo, "no regular file"),
-    "device that never ends": (lambda path: path.symlink_to("/dev/zero"), "no regular file"),
-    "terminal": (lambda path: path.symlink_to("/dev/tty"), "no regular file"),
-    "socket": (bound_socket, "no regular file"),
+    "pipe": (os.mkfifo, "not a regular file"),
+    "device that never ends": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+    "terminal": (lambda path: path.symlink_to("/dev/tty"), "not a regular file"),
+    "socket": (bound_socket, "not a regular file"),
     "terabyte of nothing": (sparse, f"1,099,511,627,776 bytes; at most {MOST_BYTES:,} are read"),
     "link to nothing": (lambda path: path.symlink_to("nowhere"), "No such file"),
     "link to itself": (lambda path: path.symlink_to(path.name), "symbolic links"),
@@ -83,7 +83,7 @@ def folder_of(path: Path, **options: Any) -> Images:
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_a_file_that_is_no_file_is_named_and_gives_way_to_its_successor(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_not_regular_is_named_and_replaced_by_the_next(tmp_path: Path, kind: str) -> None:
     make, reason = ODD[kind]
     odd = write_folder(tmp_path, 8) / "train/even/000.png"
     odd.unlink()
@@ -134,7 +134,7 @@ def test_a_link_to_a_folder_that_holds_it_is_refused_by_name(tmp_path: Path, lin
     if link == "train/self":
         (tmp_path / "train/self").rmdir()
     (tmp_path / link).symlink_to(target, target_is_directory=True)
-    with pytest.raises(ValueError, match=f"{tmp_path / link} links to .*, a folder that holds it"):
+    with pytest.raises(ValueError, match=f"{tmp_path / link} links to .*, a folder that contains it"):
         open_images(folder_of(tmp_path), "train")
 
 
@@ -143,7 +143,7 @@ def test_a_circle_of_links_out_of_the_set_is_refused(tmp_path: Path) -> None:
     pool.mkdir()
     (folder / "train/even/pool").symlink_to(pool)
     (pool / "again").symlink_to(pool)
-    with pytest.raises(ValueError, match="a folder that holds it"):
+    with pytest.raises(ValueError, match="a folder that contains it"):
         open_images(folder_of(folder), "train")
 
 
@@ -200,12 +200,12 @@ def test_an_array_that_claims_more_than_it_has_is_refused(tmp_path: Path) -> Non
     header = {"descr": "<i8", "fortran_order": False, "shape": (1 << 45,)}
     with (tmp_path / "train_labels.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
-    with pytest.raises(ValueError, match=r"train_labels\.npy is no array file"):
+    with pytest.raises(ValueError, match=r"train_labels\.npy is not a NumPy array file"):
         open_images(Images("arrays", str(tmp_path)), "train")
 
 
 def test_a_shard_whose_file_claims_a_terabyte_is_refused(tmp_path: Path) -> None:
-    """A sparse member takes no room in the tar, and all of it when it is read."""
+    """A sparse member is small in the tar but has its full size when read."""
     with (tmp_path / "0.jpg").open("wb") as file:
         file.truncate(1 << 40)
     (tmp_path / "0.cls").write_text("0")
@@ -222,7 +222,7 @@ def test_a_picture_that_would_start_another_program_is_not_read(monkeypatch: pyt
     content = io.BytesIO()
     Image.new("RGB", (4, 4)).save(content, "EPS")
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_: pytest.fail("it starts Ghostscript"))
-    with pytest.raises(BrokenImage, match="not an image that Pillow knows"):
+    with pytest.raises(BrokenImage, match="not an image that Pillow can identify"):
         decode(content.getvalue(), "x.png")
 
 
@@ -272,7 +272,7 @@ def test_new_runs_turn_images_and_an_old_config_means_that_they_were_not() -> No
 
 @pytest.fixture(scope="module")
 def sideways(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes of images that lie on their side, as folders and as shards."""
+    """Two classes of images with EXIF rotation, as folders and as shards."""
     folder = tmp_path_factory.mktemp("sideways")
     for split in ("train", "test"):
         with tarfile.open(folder / f"{split}-0.tar", "w") as tar:
@@ -331,8 +331,8 @@ def test_a_killed_worker_is_one_line_and_the_run_goes_on_later(forks: Forks, tmp
     os.kill(worker, signal.SIGKILL)
     assert child.wait() == 2
     assert len(child.errors) == 1
-    how = rf"(data worker {worker} was killed by SIGKILL|a data worker has died); most often the machine .*"
-    assert re.fullmatch(rf"adatape: {how}; `adatape train {out}` goes on from the newest checkpoint", child.errors[0])
+    how = rf"(data worker {worker} was killed by SIGKILL|a data worker has died); usually the machine .*"
+    assert re.fullmatch(rf"adatape: {how}; `adatape train {out}` resumes from the newest checkpoint", child.errors[0])
     reached = newest_step(out)
     again = forks.start(["train", str(out), "--device", "cpu"])
     wait_until(lambda: logged(out) > reached + 3)
@@ -368,7 +368,7 @@ def test_a_worker_that_dies_while_scoring_says_how(said: str, monkeypatch: pytes
 
 
 def test_a_dead_worker_interrupts_nothing_but_the_wait_for_data() -> None:
-    """Torch's own handler would raise wherever the main thread is, be it within a checkpoint."""
+    """torch's handler would raise anywhere in the main thread, even within a checkpoint."""
     before = signal.getsignal(signal.SIGCHLD)
     items = loaded(torch.utils.data.TensorDataset(torch.arange(8)), 1, CPU, [[n] for n in range(8)])
     next(items)

@@ -1,4 +1,4 @@
-"""The parity task, the models that read it, and why pairs solve it."""
+"""The parity task, its models, and why reading pairs solves it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_senseless_set_is_refused() -> None:
 @pytest.mark.parametrize("length", [8, 32, 64])
 @pytest.mark.parametrize("update", ["average", "replace"])
 def test_pairs_of_an_untrained_reader_spell_out_the_parity(length: int, update: str) -> None:
-    """Equal symbols pair up, so what is left over of each symbol, its count mod 2, shows in mixed pairs."""
+    """Equal symbols are paired, so mixed pairs show each symbol's count mod 2."""
     symbols, label = held_out_set(length, 500)
     vectors = torch.nn.functional.layer_norm(torch.randn(3, 64), (64,))
     query = torch.nn.functional.layer_norm(torch.randn(1, 64), (64,)).expand(500, -1)
@@ -123,7 +123,7 @@ def test_every_recipe_survives_its_json(name: str, system: str) -> None:
 def test_an_unknown_field_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="Parity has no field lenght; it has held_out, length"):
         from_dict(Parity, {"lenght": 5})
-    with pytest.raises(ValueError, match="length is 7; reading in pairs needs an even length"):
+    with pytest.raises(ValueError, match="length is 7; it must be even"):
         parity(length=7)
 
 

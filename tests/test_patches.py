@@ -1,4 +1,4 @@
-"""PatchRows: timm's patch embedding, from the same weights, as one product."""
+"""PatchRows equals timm's patch embedding with the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PonderNet: the laws of the halting distribution, its prior and its loss, and timm's conventions."""
+"""PonderNet: halting distribution, prior, loss, and timm's conventions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2, "num_
 
 
 def small(spread: float = 0.0, **options) -> PonderNet:
-    """A model on 32-pixel images; with a spread, scores vary so much around the bias from sample to sample."""
+    """A model on 32-pixel images; `spread` is the deviation of scores between samples."""
     model = timm.create_model("ponder_tiny_patch16_224", **{**SMALL, "steps": 6, **options})
     if spread:
         _spread_scores(model, spread)
@@ -34,7 +34,7 @@ def small(spread: float = 0.0, **options) -> PonderNet:
 
 @torch.no_grad()
 def _spread_scores(model: PonderNet, spread: float) -> None:
-    """Larger weights, or an untrained class token would see more of the step signals than of the image."""
+    """Larger weights, since an untrained class token depends more on step signals than on the image."""
     bias = model.halt.bias.item()
     for p in model.vit.blocks.parameters():
         p.mul_(3.0 if p.dim() == 2 else 1.0)
@@ -68,7 +68,7 @@ def mean_step(p: torch.Tensor) -> torch.Tensor:
 
 
 def block_calls(model: PonderNet) -> list[int]:
-    """A list that grows by one for each time the block runs."""
+    """A list with one entry per run of the block."""
     calls: list[int] = []
     model.vit.blocks[0].register_forward_hook(lambda *_: calls.append(1))
     return calls
@@ -99,7 +99,7 @@ def test_extreme_scores_sum_to_one_and_have_finite_gradients(score: float) -> No
 
 
 def test_the_last_step_takes_the_rest() -> None:
-    """The number that public code gets wrong: 0.168, with a sum of 0.758."""
+    """Public code gives 0.168 here, with a sum of 0.758."""
     constant = torch.full((1, 4), math.log(0.2 / 0.8))
     p = log_halting(constant).exp()[0]
     assert p.tolist() == pytest.approx([0.2, 0.16, 0.128, 0.1024, 0.4096])
@@ -385,9 +385,9 @@ def test_names_are_in_timms_registry(name: str, width: int) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: small(steps=0), "steps is 0; PonderNet needs at least 1"),
-        (lambda: small(lambda_p=0.0), "lambda_p is 0.0; a geometric prior needs"),
-        (lambda: small(lambda_p=1.0), "lambda_p is 1.0; a geometric prior needs"),
+        (lambda: small(steps=0), "steps is 0; it must be at least 1"),
+        (lambda: small(lambda_p=0.0), "lambda_p is 0.0; it must be a probability"),
+        (lambda: small(lambda_p=1.0), "lambda_p is 1.0; it must be a probability"),
         (lambda: small(halting="first"), "halting is 'first'; it must be expected or sample"),
         (lambda: PonderNet(timm.create_model("vit_tiny_patch16_224", depth=2)), "the ViT has 2 blocks"),
         (

@@ -1,4 +1,4 @@
-"""Ragged batches: attention without a mask is attention with one, and no layout changes an answer."""
+"""Ragged batches: packed attention equals masked attention, and layouts give equal results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def in_layouts(model: AdaTape, ask: Callable[[], object]) -> dict[str, object]:
 
 
 def one_by_one(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Tensor:
-    """What a kernel for many sequences promises, of (n, h, d)."""
+    """Reference for varlen attention on (n, h, d): one sequence at a time."""
     assert bounds.dtype == torch.int32
     assert bounds.diff().max() <= longest
     sizes = bounds.diff().tolist()
@@ -60,7 +60,7 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) ->
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
-    """A CPU that has the kernel; gives the bounds that it was called with."""
+    """Replaces the varlen kernel on a CPU; returns the bounds that it was called with."""
     called: list[Tensor] = []
 
     def counted(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Tensor:
@@ -73,7 +73,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
 
 
 def heads(b: int, n: int, seed: int = 0) -> list[Tensor]:
-    """q, k and v as timm cuts them from one projection, in float64."""
+    """q, k and v as views of one projection, as in timm, in float64."""
     draw = torch.Generator().manual_seed(seed)
     qkv = torch.randn(b, n, 3, 2, 4, generator=draw, dtype=torch.float64, requires_grad=True)
     return list(qkv.permute(2, 0, 3, 1, 4).unbind(0))
@@ -84,7 +84,7 @@ def visible_of(lengths: list[int], extra: int = 0) -> Tensor:
 
 
 def with_gradients(q: Tensor, k: Tensor, v: Tensor, mask: Ragged | Tensor, seen: Tensor) -> list[Tensor]:
-    """Attention and its gradients, as far as visible rows have a say in them."""
+    """Attention and its gradients, for visible rows only."""
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     rows = out.transpose(1, 2)[seen]
     return [rows, *torch.autograd.grad((rows * torch.arange(rows.numel()).view_as(rows).sin()).sum(), (q, k, v))]
@@ -109,7 +109,7 @@ def test_tail_attention_is_masked_attention_with_its_gradients(lengths: list[int
 
 @given(lengths=BATCHES, seed=st.integers(0, 99))
 def test_packed_attention_is_masked_attention_with_its_gradients(lengths: list[int], seed: int) -> None:
-    """Whichever rows are kept: not only a tail is left out, and a sample may keep none."""
+    """For any kept rows, not only without a tail; a sample may keep none."""
     draw = torch.Generator().manual_seed(seed)
     keep = (torch.rand(len(lengths), max(lengths), generator=draw) < 0.6) & visible_of(lengths)
     if not keep.any():
@@ -279,7 +279,7 @@ def test_padded_is_bucketed_is_packed_where_blocks_scale_the_tape() -> None:
 
 @torch.no_grad()
 def test_padded_is_bucketed_is_packed_in_bfloat16() -> None:
-    """Weights like a trained model's, so that answers are apart."""
+    """With weights like a trained model's, so that logits differ."""
     model, x = wrapped(gate=False, norm_scale=1.5), images(64)
     with torch.autocast("cpu", torch.bfloat16):
         answers = in_layouts(model, lambda: model(x))
@@ -343,7 +343,7 @@ def test_gradients_are_the_same_in_any_layout() -> None:
 
 
 class Watched(nn.Module):
-    """A block that tells which masks it got."""
+    """A block that records its masks."""
 
     def __init__(self, block: nn.Module, got: list[object]) -> None:
         super().__init__()

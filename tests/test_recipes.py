@@ -1,4 +1,4 @@
-"""Recipes: the paper's tables as code, and every one of them takes three steps."""
+"""Recipes match the paper's tables, and each runs for three steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def shrunk(experiment: Experiment, arrays: str) -> Experiment:
-    """The recipe with its loss, schedule, augmentation and family, but a small model on a few small images."""
+    """The recipe's loss, schedule, augmentation and family with a small model and a few small images."""
     assert isinstance(experiment.data, Images)
     assert isinstance(experiment.model, ImageModel)
     data = dataclasses.replace(
@@ -87,7 +87,7 @@ def test_every_system_learns_digits_a_little(system: str) -> None:
 
 
 def test_imagenet_is_the_papers_table() -> None:
-    """lr 1e-3, 10,000 warm-up steps, cosine; decay 1e-4 (Ti) and 8e-5 (S, B) free of the rate; its augmentation."""
+    """lr 1e-3, 10,000 warm-up steps, cosine; decoupled decay 1e-4 (Ti) and 8e-5 (S, B); its augmentation."""
     for size, decay, smoothing, mixup, magnitude in (
         ("tiny", 1e-4, 0.0, 0.2, 10.0),
         ("small", 8e-5, 0.1, 0.5, 15.0),
@@ -178,5 +178,5 @@ def test_words_are_keywords_of_the_recipe_or_fields_of_its_experiment() -> None:
     assert (said.seed, said.ponder_weight) == (3, 0.5)
     assert said.model.options["patch_size"] == [4, 8]
     assert (said.model.options["bank_patch"], said.model.options["reader"]) == (4, "parallel")
-    with pytest.raises(ValueError, match="petch is no field"):
+    with pytest.raises(ValueError, match="petch is not a field"):
         experiment_of(RECIPES["cifar100"], "adatape petch=8", path="data")

@@ -1,4 +1,4 @@
-"""A release is rebuilt to the bit by timm alone, and weights from strangers execute nothing."""
+"""timm rebuilds a release to the bit, and loading weights executes no code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAID = {"result": {"accuracy": 0.98765432, "note": "a|b"}, "command": "adatape t
 
 
 def trained(name: str, options: dict[str, Any]) -> torch.nn.Module:
-    """Weights that no initialisation gives."""
+    """A model with random, non-initial weights."""
     model = timm.create_model(name, **options).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -121,7 +121,7 @@ def test_what_would_not_come_back_is_refused_and_nothing_is_written(tmp_path: Pa
     for wrong, message in (
         ({**options, "depth": 3}, r"is another model: vit\.blocks\.2\.norm1\.weight is missing.*; and 9 more"),
         ({**options, "num_classes": 5}, r"vit\.head\.weight is \(4, 64\), not \(5, 64\)"),
-        ({**options, "act_layer": torch.nn.ReLU}, "config.json holds JSON"),
+        ({**options, "act_layer": torch.nn.ReLU}, "must be JSON values"),
     ):
         with pytest.raises(ValueError, match=message):
             release(model, name, wrong, tmp_path / "out", **SAID)
@@ -194,7 +194,7 @@ def tensor(start: int, end: int, shape: list[int] | None = None, dtype: str = "F
 def test_hostile_safetensors_are_a_clear_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "weights.safetensors"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"weights\.safetensors is not a whole safetensors file"):
+    with pytest.raises(ValueError, match=r"weights\.safetensors is not a complete safetensors file"):
         read_weights(path)
 
 

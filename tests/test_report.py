@@ -1,4 +1,4 @@
-"""The report holds every finished run, gathers seeds, and is one file that needs nothing beside it."""
+"""The report has all finished runs, groups seeds, and is one self-contained file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from PIL import Image
 from small_runs import tiny
 
 from adatape.config import Experiment
+from adatape.evaluate.paper_comparison import paper_accuracy, paper_costs, same_system, system_of
 from adatape.recipes.imagenet import imagenet
 from adatape.recipes.parity import parity
-from adatape.show.beside import counted_beside, paper_accuracy, same_system, system_of
-from adatape.show.report import names, print_report
+from adatape.report.page import write_report
+from adatape.report.runs import names
 from adatape.train.folder import prepare
 
 RESULT = {
@@ -50,10 +51,10 @@ def test_runs_that_differ_only_by_seed_are_one_row_with_its_spread(tmp_path: Pat
         finished(tmp_path / "b", tiny(seed=0, engine__workers=3), accuracy=0.9, gflops_p95=0.3),
         finished(tmp_path / "c", tiny(optimizer__lr=0.5), accuracy=0.95),
     ]
-    made = print_report(folders, tmp_path / "report.html")
-    assert [row["seeds"] for row in made["rows"]] == [[0], [0, 1]]
-    assert made["rows"][1]["accuracy"] == pytest.approx(0.85)
-    assert made["rows"][1]["accuracy_sd"] == pytest.approx(0.0707, abs=1e-4)
+    made = write_report(folders, tmp_path / "report.html")
+    assert [row["seeds"] for row in made.rows] == [[0], [0, 1]]
+    assert made.rows[1]["accuracy"] == pytest.approx(0.85)
+    assert made.rows[1]["accuracy_sd"] == pytest.approx(0.0707, abs=1e-4)
     page = (tmp_path / "report.html").read_text()
     assert "85.00 ± 7.07" in page
     assert "0.3 ±" not in page  # 0.1 + 0.2 is 0.3 but for rounding
@@ -67,7 +68,7 @@ def test_models_of_one_system_are_told_apart_by_what_differs() -> None:
 
 def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
     folder = with_picture(finished(tmp_path / "a", tiny()))
-    print_report([folder], tmp_path / "report.html")
+    write_report([folder], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert re.findall(r'(?:src|href)="(?!data:image/png;base64,)[^"]*"', page) == []
     assert not re.search(r"<script|<link|@import|url\(|https?://", page)
@@ -80,7 +81,7 @@ def test_the_page_has_the_command_the_environment_and_the_figures(tmp_path: Path
     folder = finished(tmp_path / "a", tiny())
     env = json.loads((folder / "env.json").read_text())
     (folder / "env.json").write_text(json.dumps({**env, "command": "adatape train <digits> & more"}))
-    print_report([folder], tmp_path / "report.html")
+    write_report([folder], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "adatape train &lt;digits&gt; &amp; more" in page
     assert "<digits>" not in page
@@ -99,9 +100,9 @@ def test_folders_that_are_no_finished_runs_are_named_with_the_reason(tmp_path: P
     strange = finished(tmp_path / "strange", tiny())
     (strange / "config.json").write_text('{"recipe": "x", "colour": 1}')
     folders = [good, *(tmp_path / name for name in ("running", "empty", "broken", "strange", "missing"))]
-    made = print_report(folders, tmp_path / "report.html")
-    reasons = {Path(folder).name: reason for folder, reason in made["skipped"].items()}
-    assert made["runs"] == 1
+    made = write_report(folders, tmp_path / "report.html")
+    reasons = {Path(folder).name: reason for folder, reason in made.skipped.items()}
+    assert made.runs == 1
     assert "not finished" in reasons["running"]
     assert "no config.json" in reasons["empty"]
     assert "result.json is not JSON" in reasons["broken"]
@@ -113,7 +114,7 @@ def test_folders_that_are_no_finished_runs_are_named_with_the_reason(tmp_path: P
 
 def test_without_a_finished_run_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no finished run to report: .*missing: is no folder"):
-        print_report([tmp_path / "missing"], tmp_path / "report.html")
+        write_report([tmp_path / "missing"], tmp_path / "report.html")
     assert not list(tmp_path.iterdir())
 
 
@@ -121,26 +122,26 @@ def test_only_an_earlier_report_is_written_anew(tmp_path: Path) -> None:
     folder, out = finished(tmp_path / "a", tiny()), tmp_path / "report.html"
     out.write_text("<html>my thesis</html>")
     with pytest.raises(FileExistsError, match=r"report.html exists and is no earlier report"):
-        print_report([folder], out)
+        write_report([folder], out)
     assert out.read_text() == "<html>my thesis</html>"
     out.unlink()
-    print_report([folder], out)
-    print_report([folder], out)
+    write_report([folder], out)
+    write_report([folder], out)
     with pytest.raises(IsADirectoryError, match="is a folder"):
-        print_report([folder], tmp_path)
+        write_report([folder], tmp_path)
 
 
 def test_the_runs_of_a_sweep_are_found_in_its_folder(tmp_path: Path) -> None:
     for seed in range(2):
         finished(tmp_path / "sweep" / str(seed), tiny(seed=seed))
-    made = print_report([tmp_path / "sweep", tmp_path / "sweep" / "0"], tmp_path / "report.html")
-    assert made["runs"] == 2
+    made = write_report([tmp_path / "sweep", tmp_path / "sweep" / "0"], tmp_path / "report.html")
+    assert made.runs == 2
 
 
 def test_a_result_that_lacks_a_figure_leaves_its_cell_empty(tmp_path: Path) -> None:
     folder = finished(tmp_path / "a", tiny("plainvit"), gflops_p95=None, length_mean=0.0)
-    made = print_report([folder], tmp_path / "report.html")
-    assert made["rows"][0]["gflops_p95"] is None
+    made = write_report([folder], tmp_path / "report.html")
+    assert made.rows[0]["gflops_p95"] is None
     assert "<td>–</td>" in (tmp_path / "report.html").read_text()
 
 
@@ -162,6 +163,6 @@ def test_a_run_of_parity_knows_its_system(system: Any) -> None:
 
 
 def test_the_papers_counts_are_of_the_families_among_the_runs() -> None:
-    rows = counted_beside([tiny("avit")])
+    rows = paper_costs([tiny("avit")])
     assert {row.label for row in rows} == {"A-ViT-Ti/16", "A-ViT-S/16"}
     assert rows[0].parameters == pytest.approx(rows[0].paper_parameters, abs=0.1)

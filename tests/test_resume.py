@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint is the run that was never stopped, to the bit."""
+"""A resumed run equals an uninterrupted one to the bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def seen(trainer: Trainer, steps: Iterator[Stats]) -> Iterator[dict[str, Tensor]
 
 
 def another(experiment: Experiment, path: Path) -> Trainer:
-    """A trainer that knows of the first only what lies on the disk."""
+    """A new trainer that loads the first one's checkpoint."""
     torch.manual_seed(12345)
     trainer = Trainer(experiment)
     trainer.load(path)
@@ -65,11 +65,11 @@ def test_resuming_gives_every_later_step_to_the_bit(family: str, tmp_path: Path)
 
 
 class Before(Exception):  # noqa: N818
-    """Raised in place of a step."""
+    """Raised instead of taking a step."""
 
 
 def right_before_the_next_step(trainer: Trainer) -> dict[str, Tensor]:
-    """All that the step depends on, as it is when the step is about to be computed."""
+    """State, batch, rate and generator state right before the next step."""
     found: dict[str, Tensor] = {}
 
     def look(batch: Batch) -> Tensor:
@@ -104,7 +104,7 @@ def test_everything_that_a_step_depends_on_is_back_before_it(family: str, tmp_pa
 
 
 def of_folder(path: Path, workers: int, **fields: Any) -> Experiment:
-    """Five steps to the epoch, on images that must be decoded."""
+    """An experiment on decoded images, five steps per epoch."""
     settings = {"data__source": "folder", "data__path": str(path), "data__size": 16, "optimizer__batch": 4, **fields}
     return tiny("plainvit", engine__workers=workers, data__resident=False, **settings)
 

@@ -1,4 +1,4 @@
-"""A wrapped ViT: the pretrained function at first, whatever its budget; then what its tape teaches it."""
+"""A wrapped ViT: its output is the ViT's before training, at any budget; the tape can be trained."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import adatape
 import adatape.models
 from adatape.banks import InputBank, LearnedBank
 from adatape.config import ImageModel
-from adatape.measure.cost import cost, total
+from adatape.evaluate.cost import cost, total
 from adatape.models import AdaTape
 from adatape.train.release import release
 from adatape.train.task import build_image_model
@@ -52,7 +52,7 @@ def images(n: int = 4, size: int = 32, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def as_if_trained(vit: VisionTransformer) -> VisionTransformer:
-    """Large random weights: attention far from uniform, no layer scale near zero, a head that answers."""
+    """Large random weights: non-uniform attention, no layer scale near zero, a non-zero head."""
     for name, p in vit.named_parameters():
         if name.startswith("blocks") and p.ndim > 1:
             p.mul_(8)
@@ -113,7 +113,7 @@ def test_beyond_its_range_a_budget_warns_and_still_computes_the_pretrained_funct
 
 @torch.no_grad()
 def test_features_have_timms_shape_and_values() -> None:
-    """No tape row is handed on, so a mean over rows stays what it was."""
+    """Tape rows are not returned, so a mean over rows is unchanged."""
     model, x = wrapped(pretrained(global_pool="avg", reg_tokens=2)), images()
     torch.testing.assert_close(model.forward_features(x), model.vit.forward_features(x), rtol=1e-5, atol=1e-5)
     assert torch.equal(model.forward_head(model.forward_features(x)), model(x))
@@ -138,7 +138,7 @@ def test_every_gate_learns_from_the_first_step_and_all_of_the_tape_from_the_seco
 
 
 def test_a_gates_gradient_is_the_slope_of_the_loss() -> None:
-    """Opened by a little: the slope at zero is no artefact of a tiny number."""
+    """Compared with finite differences of the loss."""
     model, x = wrapped().double(), images().double()
     loss_of(model, x).backward()
     slopes, started = model.gate.open.grad.clone(), loss_of(model, x).item()
@@ -152,7 +152,7 @@ def test_a_gates_gradient_is_the_slope_of_the_loss() -> None:
 
 @torch.no_grad()
 def test_open_gates_are_a_tape_without_gates() -> None:
-    """A gate of one is the model that was never gated, but for rows that are not pooled."""
+    """With gates of 1 the model equals an ungated one, except that tape rows are not pooled."""
     model, x = wrapped(), images()
     torch.nn.init.constant_(model.gate.open, 0.1)
     free = AdaTape(model.vit, model.bank, model.reader.reading).eval()
@@ -207,7 +207,7 @@ def test_compiles_without_a_graph_break_and_exports() -> None:
 
 
 def halves(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Does any 16-pixel patch have a bright and a dark half? Its mean says nothing."""
+    """Task: does any 16-pixel patch have a bright and a dark half? Its mean does not tell."""
     label, place = (torch.randint(2, (n, *more), generator=generator) for more in ((), (2,)))
     half = torch.ones(16, 16)
     half[8:] = -1
@@ -218,7 +218,7 @@ def halves(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def blind_vit() -> VisionTransformer:
-    """It sees no more of a 16-pixel patch than its mean colour."""
+    """A ViT whose patch embedding depends only on a patch's mean colour."""
     torch.manual_seed(0)
     vit = timm.create_model("vit_tiny_patch16_224", **{**SMALL, "patch_size": 16, "num_classes": 2})
     with torch.no_grad():
@@ -330,17 +330,17 @@ def test_gates_are_counted_and_cost_no_multiply(bank: str) -> None:
 def test_what_cannot_be_wrapped_is_refused_with_the_reason() -> None:
     eva = timm.create_model("eva02_tiny_patch14_224", img_size=28, depth=1)
     for vit, message in (
-        (eva, "the backbone is an Eva .*rotates queries and keys.* must be a timm VisionTransformer"),
+        (eva, "the backbone is an Eva .*rotary embedding.* must be a timm VisionTransformer"),
         (timm.create_model("resnet18"), "the backbone is a ResNet; it must be a timm VisionTransformer"),
     ):
         with pytest.raises(TypeError, match=message):
             adatape.wrap(vit)
     for make, message in (
-        (lambda: wrapped(pretrained(global_pool="map")), "global_pool='map'"),
+        (lambda: wrapped(pretrained(global_pool="map")), "global_pool is 'map'"),
         (lambda: wrapped(patch=5), "bank patch is 5; it must divide the image size 32 × 32"),
         (lambda: timm.create_model("adatape"), "backbone is None; it must be the name of a ViT"),
         (lambda: timm.create_model("adatape", backbone="vit_none"), "backbone is 'vit_none'; it must be"),
-        (lambda: timm.create_model("adatape", backbone="vit_tiny_patch16_224", tape_ffn="blocks"), "its own blocks"),
+        (lambda: timm.create_model("adatape", backbone="vit_tiny_patch16_224", tape_ffn="blocks"), "keeps its blocks"),
     ):
         with pytest.raises(ValueError, match=message):
             make()
@@ -379,7 +379,7 @@ def test_the_registered_name_is_wrap_of_the_backbone() -> None:
 
 @pytest.mark.parametrize("tape_ffn", ["append", "append+blocks"])
 def test_behind_gates_every_parameter_has_a_gradient(tape_ffn: str) -> None:
-    """Processes that average gradients wait for each of them."""
+    """DDP waits for every gradient."""
     options = {"img_size": 32, "patch_size": 8, "bank_patch": 4, "depth": 3, "num_classes": 5, "steps": 6}
     model = timm.create_model("adatape_tiny_patch16_224", gate=True, tape_ffn=tape_ffn, **options).train()
     model(torch.randn(4, 3, 32, 32)).square().sum().backward()

@@ -1,4 +1,4 @@
-"""The order of samples: a function of seed and step that leaves nothing out and nothing to save."""
+"""The order of samples: complete epochs, a function of seed and step."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_repeats_leave_no_image_of_an_epoch_out() -> None:
         ({"samples": 9, "batch": 4, "repeats": 5}, "repeats is 5; it must be between 1 and the batch of 4"),
     ],
 )
-def test_an_order_that_cannot_be_says_why(given_to: dict[str, int], message: str) -> None:
+def test_an_impossible_order_says_why(given_to: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Order(seed=0, **given_to)
-    with pytest.raises(ValueError, match="batch is 10; 4 processes cannot share it equally"):
+    with pytest.raises(ValueError, match="batch is 10; it must be a multiple of the 4 processes"):
         Part(0, 4).bounds(10)

@@ -1,4 +1,4 @@
-"""What is saved is what was scored: loaded and scored again it gives `result.json`, to the bit on the same device."""
+"""Saved weights give `result.json` when loaded and evaluated again, to the bit on the same device."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_runs_side_by_side_save_their_own_averages(tmp_path: Path) -> None:
 
 
 def test_the_command_eval_says_what_training_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In another precision than training's, too: a result is that of float32 weights however they came about."""
+    """Also for training in bf16: results are evaluated in float32."""
     out = tmp_path / "run"
     prepare(tmp_path / "config", tiny("adatape", steps=STEPS, engine__precision="bf16"), "cpu")
     main(["train", str(tmp_path / "config" / "config.json"), "--out", str(out), "--device", "cpu"])
@@ -117,7 +117,7 @@ def test_processes_share_out_the_batches_of_one(total: int, world: int) -> None:
 
 
 def released(run: Path, to: Path) -> dict[str, Any]:
-    """What the card's code defines."""
+    """The names that the card's code defines."""
     main(["release", str(run), "--to", str(to)])
     code = (to / "README.md").read_text().split("```python\n")[1].split("```")[0]
     found: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def test_the_cards_code_gives_what_eval_gave(
 
 
 def test_the_cards_transform_shows_the_centre_that_was_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images larger than the model's are resized as they were for scoring, and 32 × 256 / 224 is 37, not 36."""
+    """Larger images are resized as for evaluation: 32 × 256 / 224 is 37, not 36."""
     smooth = np.linspace(0, 255, 48, dtype=np.uint8)[None, :, None, None] * np.ones((8, 48, 48, 3), dtype=np.uint8)
     for split in ("train", "test"):
         np.save(tmp_path / f"{split}_images.npy", smooth)

@@ -1,4 +1,4 @@
-"""Every script of benchmarks/ and research/ starts; those whose smallest case takes seconds carry it out."""
+"""Every script of benchmarks/ and research/ starts; those with a small case of seconds run it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The selective reader: what it reads, what it learns from, and what it costs."""
+"""The selective reader: selection, gradients and cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from adatape.atr import highest
 from adatape.config import Reading
-from adatape.measure.cost import cost, total
+from adatape.evaluate.cost import cost, total
 
 SMALL = {"img_size": 32, "patch_size": 8, "bank_patch": 4, "bank_size": 60, "steps": 12}
 SMALL |= {"depth": 3, "embed_dim": 192, "num_heads": 3, "num_classes": 5}
@@ -26,7 +26,7 @@ def model(bank: str = "input", **options: object) -> SelectiveAdaTape:
 
 
 def let_lengths_differ(reader: SelectiveReader, lengths: Callable[[], Tensor]) -> None:
-    """Shuts the gates bit by bit until some samples read less than others."""
+    """Lowers the gates until samples have different lengths."""
     with torch.no_grad():
         while len(set(lengths().tolist())) < 3:
             reader.need.bias.sub_(0.2)

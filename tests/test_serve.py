@@ -28,14 +28,15 @@ from PIL import Image
 from small_runs import QUIET, tiny
 
 from adatape.config import to_dict
+from adatape.report.serve import serve
 from adatape.serve.app import create_app
 from adatape.serve.batcher import Batcher, Draining, Full, Waiting
 from adatape.serve.budgets import Setting, setting_of, within_latency
 from adatape.serve.engine import scaled
 from adatape.serve.pictures import picture
 from adatape.serve.served import Served, load_served
+from adatape.serve.server import Server
 from adatape.serve.service import Limits
-from adatape.show.serve import Server, serve
 from adatape.train.folder import WEIGHTS, write
 from adatape.train.task import build_for
 from adatape.train.weights import write_weights
@@ -348,7 +349,7 @@ def test_fuzzed_forms_get_a_reason(served: Served) -> None:
         (png(Image.new("1", (20_000, 20_000))), 422, "pixels"),
         (png(Image.new("1", (7_000, 7_000))), 422, "at most 40,000,000 are decoded"),
         (png(Image.new("1", (1, 5_000))), 422, "a side may be 100 times the other"),
-        (png(Image.new("I;16", (8, 8))), 422, "beyond 8 bits"),
+        (png(Image.new("I;16", (8, 8))), 422, "more than 8 bits"),
     ],
     ids=["empty", "postscript", "text", "cut", "bomb", "large", "thread", "deep"],
 )
@@ -731,8 +732,8 @@ def test_an_answer_is_sent_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_command_listens_asks_for_its_token_and_ends_on_sigterm(folder: Path) -> None:
-    code = "import sys; from pathlib import Path; from adatape.show.serve import serve;"
-    code += "print(serve(Path(sys.argv[1]), '0.0.0.0', 0, 's3cret', device='cpu'))"
+    code = "import sys; from pathlib import Path; from adatape.report.serve import serve;"
+    code += "print(serve(Path(sys.argv[1]), '0.0.0.0', 0, 's3cret', device='cpu').as_dict())"
     command = [sys.executable, "-u", "-c", code, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=QUIET) as process:
         try:

@@ -1,4 +1,4 @@
-"""However samples are stored, a set is opened, described, scored and trained on in one way."""
+"""All kinds of data sets have one interface for training and evaluation."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_shards_are_described_by_their_config_alone_and_missed_when_they_are_nee
 def test_a_config_from_a_file_opens_no_tar_elsewhere() -> None:
     found = open_set(UntrustedImages("shards", "http://127.0.0.1:1/{split}.tar", 8, classes=3), "test")
     for use in (found.check_exists, lambda: found.images, lambda: found.samples, lambda: found.scored(1, Part(), CPU)):
-        with pytest.raises(ValueError, match="a file may name shards on this disk alone"):
+        with pytest.raises(ValueError, match="a file may name local shards only"):
             use()
 
 

@@ -1,4 +1,4 @@
-"""The shapes in the signatures hold: everything is run once with jaxtyping and beartype looking on."""
+"""Runs models with jaxtyping and beartype checking the shapes in signatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards: an order that depends on the seed alone, starts at any number, and faults that name the shard."""
+"""Shards: the order is a function of the seed and can start anywhere; errors name the shard."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_files_are_written_as_they_are(tmp_path: Path) -> None:
 
 
 def test_writing_twice_never_mixes_two_sets(urls: list[str], tmp_path: Path) -> None:
-    with pytest.raises(FileExistsError, match="already holds shards named train"):
+    with pytest.raises(FileExistsError, match="already contains shards named train"):
         shards.write_shards(numbered(3), tmp_path, per_shard=3)
     shards.write_shards(numbered(3), tmp_path, per_shard=3, prefix="test")
     assert len(json.loads((tmp_path / "shards.json").read_text())) == len(urls) + 1
@@ -170,7 +170,7 @@ def test_streams_fill_equal_stretches_of_a_batch(batch: int, streams: int) -> No
 
 
 def test_processes_that_cannot_share_streams_evenly_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 processes cannot share 8 streams evenly"):
+    with pytest.raises(ValueError, match="3 processes do not divide 8 streams"):
         owned_streams(8, 0, 3)
 
 
@@ -182,11 +182,11 @@ def test_a_count_by_headers_is_the_count_by_reading(urls: list[str], tmp_path: P
 def test_a_count_that_the_shard_does_not_hold_is_an_error(urls: list[str], tmp_path: Path) -> None:
     names = json.loads((tmp_path / "shards.json").read_text())
     (tmp_path / "shards.json").write_text(json.dumps(dict.fromkeys(names, 11)))
-    with pytest.raises(ValueError, match=r"train-000000.tar holds 10 samples; shards.json says 11"):
+    with pytest.raises(ValueError, match=r"train-000000.tar contains 10 samples; shards.json lists 11"):
         list(streams.test_samples(urls))
 
 
-def test_a_list_of_counts_that_is_none_is_an_error(urls: list[str], tmp_path: Path) -> None:
+def test_an_invalid_list_of_counts_is_an_error(urls: list[str], tmp_path: Path) -> None:
     (tmp_path / "shards.json").write_text("[1, 2]")
     with pytest.raises(ValueError, match=r"shards.json in .* must map names of shards to counts"):
         count_of(urls[0])
@@ -204,7 +204,10 @@ def test_a_broken_image_keeps_its_number_and_shows_its_successor(tmp_path: Path)
         (4, 4, 4, 0),
         (5, 0, 0, 1),
     ]
-    assert samples[2].broken == (f"{url}/2.png: the file is empty", f"{url}/3.png: not an image that Pillow knows")
+    assert samples[2].broken == (
+        f"{url}/2.png: the file is empty",
+        f"{url}/3.png: not an image that Pillow can identify",
+    )
     endless = ShardStream([url], 0, 1, 0, window=1)
     unbroken = first(endless.samples(), 20)
     assert all(first(endless.samples(start), 3) == unbroken[start : start + 3] for start in range(15))
@@ -238,13 +241,13 @@ def test_labels_are_read_from_cls_or_json_and_other_files_are_ignored(tmp_path: 
     ("files", "message"),
     [
         ({"0.png": png(0)}, r"sample .*x.tar/0 has no label"),
-        ({"0.png": png(0), "0.cls": b"ant"}, "has no label; it must have cls, a whole number"),
+        ({"0.png": png(0), "0.cls": b"ant"}, "has no label; it must have cls, an integer"),
         ({"0.png": png(0), "0.json": b'{"class": 3}'}, "has no label"),
         ({"0.png": png(0), "0.json": b'{"label": 0.5}'}, "has no label"),
         ({"0.cls": b"0"}, r"has no image; it must have one of jpg, jpeg, png, webp"),
-        ({"0.png": png(0), "0.cls": b"7"}, "has label 7; with 5 classes it is out of range"),
+        ({"0.png": png(0), "0.cls": b"7"}, "has label 7; it must be at least 0 and below 5 classes"),
         ({"0.png": png(0), "0.cls": b"-1"}, "has label -1"),
-        ({"readme.txt": b""}, "holds no samples"),
+        ({"readme.txt": b""}, "contains no samples"),
     ],
 )
 def test_each_bad_sample_is_named_in_one_line(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
@@ -274,7 +277,7 @@ def test_a_file_that_is_no_tar_is_named_in_one_line(tmp_path: Path) -> None:
 def test_refused_modes_name_the_image(tmp_path: Path) -> None:
     url = tar(tmp_path / "x.tar", {"0.png": png(0, "L"), "0.cls": b"0"})
     assert next(streams.test_samples([url])).converted
-    with pytest.raises(ValueError, match=r"x.tar/0.png has mode L; modes is refuse"):
+    with pytest.raises(ValueError, match=r"x.tar/0.png has mode L; with modes=refuse"):
         next(streams.test_samples([url], modes="refuse"))
 
 

@@ -1,4 +1,4 @@
-"""Sides are timed in turns and fairly, a failing one leaves the others, and results are kept row by row."""
+"""Models are timed in turn, a failing one does not stop the others, and results are stored row by row."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import torch
 
 from adatape import cli
 from adatape.config import Bench
-from adatape.measure import speed
-from adatape.measure.sides import How, Mode, build_side, feeder, input_shape, let_nothing_halt, loss_of
-from adatape.measure.speed import Side, compare, interleaved, ratios, repeats_within, rotated, spread
-from adatape.show.bench import groups_of, merged, print_bench, read_rows, reference_of, spec_of
-from adatape.show.pictures.speed import draw_speed
+from adatape.evaluate import speed
+from adatape.evaluate.bench import groups_of, merged, read_rows, reference_of, spec_of
+from adatape.evaluate.sides import How, Mode, build_side, feeder, input_shape, let_nothing_halt, loss_of
+from adatape.evaluate.speed import Side, compare, interleaved, ratios, repeats_within, rotated, spread
+from adatape.report.bench import write_bench
+from adatape.report.pictures.speed import draw_speed
+from adatape.report.tables import bench_table
 
 VIT = "vit_tiny_patch16_224:img_size=32,depth=1"
 TAPE = "adatape_tiny_patch16_224:img_size=32,depth=2,bank_patch=4"
@@ -29,7 +31,7 @@ def nothing() -> None:
 
 
 class Clock:
-    """Takes the place of the module `time`: it goes on only where a test says so."""
+    """Replaces the module `time`; it advances only when a test does so."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -219,20 +221,18 @@ def test_merged_results_replace_the_same_row_and_keep_the_others() -> None:
     ]
 
 
-def test_a_table_can_be_measured_in_parts_and_drawn_from_its_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_can_be_measured_in_parts_and_drawn_from_its_file(tmp_path: Path) -> None:
     out, plot = tmp_path / "new" / "speed.json", tmp_path / "speed.png"
     for batch in (1, 2):
         asked = Bench(batch=(batch,), mode=("inference",), device="cpu", rounds=2, seconds=0.001)
-        print_bench((TAPE,), asked, out)
-    print_bench((TAPE,), Bench(device="cpu", rounds=0), out, plot)
+        write_bench((TAPE,), asked, out)
+    shown = write_bench((TAPE,), Bench(device="cpu", rounds=0), out, plot)
     written = json.loads(out.read_text())
     assert set(written) == {"environment", "settings", "rows"}
     assert [each["batch"] for each in written["rows"]] == [1, 2]
     assert {"hardware", "torch", "commit", "date"} <= set(written["rows"][0])
     assert plot.stat().st_size > 10_000
-    assert capsys.readouterr().out.count(" inference ") == 4
+    assert [row[1:3] for row in bench_table(shown).rows] == [("inference", "1"), ("inference", "2")]
 
 
 def test_a_picture_needs_both_ratios(tmp_path: Path) -> None:
@@ -259,25 +259,23 @@ def test_the_verb_measures_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_every_other_system_of_the_paper_can_be_named() -> None:
     names = tuple(f"{name}_tiny_patch16_224:img_size=32" for name in OTHERS)
-    rows = print_bench(names, Bench(batch=(1,), device="cpu", rounds=1, seconds=0.001))["rows"]
+    rows = write_bench(names, Bench(batch=(1,), device="cpu", rounds=1, seconds=0.001)).rows
     assert [(each["model"], each["error"]) for each in rows if each["error"] or not each["ratio"]] == []
     assert len(rows) == 2 * len(OTHERS)
 
 
 @pytest.mark.parametrize("failing", ["adatape_tiny_patch16_224", "vit_tiny_patch16_224"])
-def test_what_fails_is_a_row_with_its_error(
-    failing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_fails_is_a_row_with_its_error(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def built(name: str, options: dict, how: How) -> Side:
         if name == failing:
             raise torch.OutOfMemoryError("no room")
         return build_side(name, options, how)
 
-    monkeypatch.setattr("adatape.show.bench.build_side", built)
+    monkeypatch.setattr("adatape.evaluate.bench.build_side", built)
     asked = Bench(VIT, (1,), ("train",), "cpu", rounds=1, seconds=0.001)
-    tape, deit = print_bench((TAPE, "deit_tiny_patch16_224"), asked)["rows"]
-    said = capsys.readouterr().out
-    assert "OutOfMemoryError: no room" in said
+    found = write_bench((TAPE, "deit_tiny_patch16_224"), asked)
+    tape, deit = found.rows
+    assert any("OutOfMemoryError: no room" in note for note in bench_table(found).notes)
     assert "OutOfMemoryError: no room" in tape["error"]
     if failing == "vit_tiny_patch16_224":  # the reference: times are known, ratios are not
         assert deit["error"] == f"{VIT}: OutOfMemoryError: no room"
@@ -291,7 +289,7 @@ def test_what_fails_is_a_row_with_its_error(
 
 def test_a_model_without_a_formula_has_a_time_and_no_flops() -> None:
     asked = Bench("resnet10t", (1,), ("inference",), "cpu", rounds=1, seconds=0.001)
-    [only] = print_bench(("resnet10t",), asked)["rows"]
+    [only] = write_bench(("resnet10t",), asked).rows
     assert (only["gflops"], only["flops_ratio"], only["error"]) == (None, None, None)
     assert only["ratio"] > 0
 

@@ -1,4 +1,4 @@
-"""What a sample cost is the formula at its own length, depth or tokens."""
+"""The multiply-adds of a sample are the cost formula at its own length, depth or tokens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import timm
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from adatape.measure.cost import cost, total
-from adatape.measure.spent import typical_gflops
+from adatape.evaluate.cost import cost, total
+from adatape.evaluate.spent import typical_gflops
 from adatape.models import AViT
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2, "num_classes": 4}

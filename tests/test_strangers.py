@@ -1,6 +1,6 @@
-"""Files from someone else: whatever a run folder, a config, a release or an image says, nothing is fetched or written.
+"""Files from someone else: no run folder, config, release or image can cause downloads or writes.
 
-Every hostile file points at a server that counts connections, and at a folder that is watched.
+Every hostile file refers to a server that counts connections and to a folder that is checked.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Bomb:
 
 
 class World(NamedTuple):
-    """What a hostile file could reach: a server, and a folder beside its own."""
+    """A server and a folder that hostile files try to reach."""
 
     url: str
     outside: Path
@@ -102,7 +102,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 @pytest.fixture(scope="session")
 def good_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run that has learnt nothing."""
+    """A finished run with untrained weights."""
     folder, experiment = tmp_path_factory.mktemp("good") / "run", tiny()
     prepare(folder, experiment, "cpu")
     write_weights(folder / WEIGHTS, build_for(experiment).state_dict())
@@ -139,7 +139,7 @@ def of_run(run: Path) -> list[list[str]]:
 
 
 def of_file(run: Path) -> list[list[str]]:
-    """Every verb that trains what a file says."""
+    """Every verb that trains from a file."""
     return [
         ["train", str(run)],
         ["train", str(run / "config.json"), "--out", "replayed"],
@@ -250,7 +250,7 @@ def test_a_release_reads_no_other_weights_than_its_own(world: World, tmp_path: P
         config = {"architecture": "adatape", "pretrained_cfg": settings, "model_args": {**shape, **given}}
         (folder / "config.json").write_text(json.dumps(config))
         save_file(timm.create_model("adatape", **shape).state_dict(), folder / "model.safetensors")
-        with pytest.raises(ValueError, match=f"{next(iter(given))} is .*; a backbone takes img_size, patch_size"):
+        with pytest.raises(ValueError, match=f"{next(iter(given))} is .*; the options of a backbone are img_size"):
             timm.create_model(f"local-dir:{folder}", pretrained=True)
         config["model_args"] = shape
         (folder / "config.json").write_text(json.dumps(config))
@@ -273,7 +273,7 @@ def test_shards_that_a_file_names_lie_on_this_disk(
     weights = build_for(tiny(data__source="shards", data__classes=10)).state_dict()
     write_weights(run / WEIGHTS, weights)
     reading = [verb for verb in of_run(run) if verb[0] in ("eval", "budget", "figures")]
-    check_refused(reading + of_file(run), "a file may name shards on this disk alone", run, world, capsys)
+    check_refused(reading + of_file(run), "a file may name local shards only", run, world, capsys)
     assert load_served(run).images is None
     assert world.listener.connections == 0
 
@@ -281,7 +281,7 @@ def test_shards_that_a_file_names_lie_on_this_disk(
 def test_a_set_that_a_file_names_is_not_downloaded(world: World, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change(run, "data", source="cifar10", path=str(world.outside / "cifar"), download=True)
     (run / RESULT).unlink()
-    check_refused(of_run(run) + of_file(run), "a file may not fetch by itself", run, world, capsys)
+    check_refused(of_run(run) + of_file(run), "download is true only in a file", run, world, capsys)
     assert load_served(run).images is None
     assert world.listener.connections == 0
 
@@ -290,7 +290,7 @@ def test_archives_that_a_file_names_are_not_unpacked(world: World, run: Path, ca
     (world.outside / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(b"")
     (world.outside / "train").mkdir()
     change(run, "data", source="imagenet", path=str(world.outside))
-    check_refused(of_run(run)[:1], "holds archives, which would be unpacked there", run, world, capsys)
+    check_refused(of_run(run)[:1], "contains archives to unpack", run, world, capsys)
 
 
 @pytest.mark.parametrize("weights", ["hub", "outside/weights.safetensors", "outside/weights.pt"])
@@ -322,12 +322,12 @@ def test_a_link_that_leads_out_of_a_run_folder_is_refused_by_every_verb(
     target = world.outside / targets.get(name, "absent" if name == "model.pt2" else "log")
     (run / name).symlink_to(target)
     verbs = [*of_run(run), of_file(run)[0], ["report", str(run)]]
-    check_refused(verbs, f"{name} links to {target}, which lies outside the run folder", run, world, capsys)
+    check_refused(verbs, f"{name} links to {target}, which is outside the run folder", run, world, capsys)
     with pytest.raises(ValueError, match="outside the run folder"):
         load_served(run)
 
 
-def test_a_link_within_a_run_folder_is_no_matter(world: World, run: Path) -> None:
+def test_a_link_within_a_run_folder_is_accepted(world: World, run: Path) -> None:
     (run / "latest").symlink_to("checkpoints")
     (run / WEIGHTS).rename(run / "weights.safetensors")
     (run / WEIGHTS).symlink_to(Path("..") / "weights.safetensors")
@@ -346,7 +346,7 @@ def test_a_file_is_written_beside_a_link_not_through_it(tmp_path: Path) -> None:
 
 
 def test_what_the_user_says_is_done(world: World, run: Path) -> None:
-    """Also shows that the server would have been asked for what is refused elsewhere."""
+    """With the user's consent the server is asked, which shows that the other tests refuse something."""
     change(run, "data", source="cifar10", path=str(world.outside / "cifar"), download=True)
     (run / RESULT).unlink()
     train = ["train", str(run / "config.json"), "--out", "replayed"]
@@ -370,9 +370,9 @@ def test_saying_one_field_permits_no_other(world: World, run: Path, capsys: pyte
     train = ["train", str(run / "config.json"), "--out", "replayed"]
     before = world.seen()
     for words in (["--set", "data.path=outside/folder"], ["--set", "model.pretrained=null"], ["--set", "seed=1"]):
-        assert "a file may not fetch by itself" in refusal([*train, *words], capsys)
+        assert "download is true only in a file" in refusal([*train, *words], capsys)
     change(run, "data", source="digits", path=None, download=False)
-    assert "a file may not have weights" in refusal([*train, "--set", "data.download=true"], capsys)
+    assert "a file may not load other weights" in refusal([*train, "--set", "data.download=true"], capsys)
     assert world.seen() == before
     main([*train, "--set", f"model.pretrained={run / WEIGHTS}", "--set", "optimizer.steps=1", "--device", "cpu"])
 
@@ -412,9 +412,9 @@ def test_every_recipes_options_shape_its_model(recipe: str) -> None:
         ({"bank": "both"}, r"x\.bank is 'both'; it must be 'input' or 'learn'"),
         (
             {"device": "cpu"},
-            r"x\.device is 'cpu'; device does not shape a model, which these do: above, act_layer, att",
+            r"x\.device is 'cpu'; device is not a permitted option, use one of: above, act_layer, att",
         ),
-        ({"vit": {}}, r"x\.vit is \{\}; vit does not shape a model"),
+        ({"vit": {}}, r"x\.vit is \{\}; vit is not a permitted option"),
     ],
 )
 def test_an_option_is_allowed_by_name_and_by_type(given: Config, says: str | None) -> None:
@@ -426,14 +426,14 @@ def test_an_option_is_allowed_by_name_and_by_type(given: Config, says: str | Non
 
 
 def test_an_image_starts_no_program(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow hands EPS to Ghostscript, whatever the file is called."""
+    """Pillow runs Ghostscript for EPS with any file name."""
     started: list[Any] = []
     monkeypatch.setattr(
         EpsImagePlugin, "Ghostscript", lambda *given, **_: started.append(given) or Image.new("L", (1, 1)).im
     )
     picture = tmp_path / "picture.png"
     Image.new("RGB", (8, 8)).save(picture, "EPS")
-    with pytest.raises(BrokenImage, match="not an image that Pillow knows"):
+    with pytest.raises(BrokenImage, match="not an image that Pillow can identify"):
         decode(picture.read_bytes(), "picture.png")
     assert not started
     assert world.listener.connections == 0

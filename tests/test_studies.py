@@ -1,4 +1,4 @@
-"""From planned runs to rows: what a study trains, what a closer look adds, what a row keeps of a run folder."""
+"""Studies: planned runs, the additions of look.py, and rows made from run folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL += " batch=128 optimizer.warmup=1 engine.precision=fp32 engine.compile=fal
 
 
 def noise(folder: Path) -> str:
-    """Images of nothing, as arrays."""
+    """Random images as arrays."""
     draw = np.random.default_rng(0)
     folder.mkdir()
     for split, count in (("train", 260), ("test", 40)):

@@ -1,4 +1,4 @@
-"""What every system of the paper must do, by the same loss and the same path."""
+"""Properties of every system of the paper, with the same loss and training code."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import adatape.models  # noqa: F401  registers the models
-from adatape.measure.cost import cost, total
-from adatape.measure.paper import ROWS
+from adatape.evaluate.cost import cost, total
+from adatape.evaluate.paper import ROWS
 from adatape.models.registry import default_cfgs
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2, "num_classes": 4}
@@ -93,7 +93,7 @@ def test_every_parameter_is_counted(system: str) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
 def test_the_papers_rows(row) -> None:
-    """GFLOPs within 0.6 %; parameters as printed, truncated. Where a note says why not, that is what it says."""
+    """GFLOPs within 0.6 %, parameters as printed, truncated; deviations must be those in the notes."""
     with torch.device("meta"):
         whole = total(cost(timm.create_model(row.model, **row.options)))
     if row.gflops and "misprint" not in row.note:

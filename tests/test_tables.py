@@ -1,4 +1,4 @@
-"""The docs' tables are those of the files under results/, which are few and small."""
+"""The docs' tables agree with the files under results/, whose number and size are limited."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_RUNS = [path for path in STUDIES if path.stem in tables.STUDIES or path.paren
 
 @pytest.mark.parametrize("page", sorted({place.page for place in tables.PLACES.values()}))
 def test_pages_and_files_agree(page: str) -> None:
-    """`make tables` renews the pages."""
+    """`make tables` updates the pages."""
     assert tables.renewed(page) == (ROOT / "docs" / page).read_text()
 
 

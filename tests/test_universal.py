@@ -1,4 +1,4 @@
-"""Universal Transformer, U2T and UViT: depth that adapts, on timm's blocks."""
+"""Universal Transformer, U2T and UViT: adaptive depth with timm's blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from adatape.measure.cost import cost, total
+from adatape.evaluate.cost import cost, total
 from adatape.models.universal import Universal, UniversalStage, UViT, sinusoid
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2, "num_classes": 5}
@@ -24,7 +24,7 @@ def small(name: str, **options) -> Universal | UViT:
 
 
 def images(n: int = 6) -> torch.Tensor:
-    """Of different brightness, so that mean scores differ."""
+    """Images of different brightness, so that mean scores differ."""
     draw = torch.Generator().manual_seed(0)
     return torch.randn(n, 3, 32, 32, generator=draw) + 3 * torch.randn(n, 1, 1, 1, generator=draw)
 
@@ -82,7 +82,7 @@ def test_weights_sum_to_one_and_depth_differs_between_samples(name: str, level: 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("level", ["sample", "token"])
 def test_a_sample_alone_equals_the_same_sample_in_a_batch(name: str, level: str) -> None:
-    """Early exit included: alone a sample may stop sooner than its batch."""
+    """With early exit: alone, a sample may stop earlier than in a batch."""
     model = small(name, level=level, halting_bias=-0.5).eval()
     together = model(images())
     for row in range(6):
@@ -195,9 +195,9 @@ def test_sinusoids_are_the_papers() -> None:
 
 
 def test_senseless_stages_are_refused() -> None:
-    with pytest.raises(ValueError, match="steps is 0; a universal stage needs at least 1"):
+    with pytest.raises(ValueError, match="steps is 0; it must be at least 1"):
         UniversalStage(8, 0)
     with pytest.raises(ValueError, match="level is 'batch'; it must be sample or token"):
         UniversalStage(8, 2, level="batch")
-    with pytest.raises(ValueError, match="the ViT has 2 blocks; 5 steps need 1 to share or 5"):
+    with pytest.raises(ValueError, match=r"the ViT has 2 blocks; for 5 steps it needs 1 \(shared\) or 5"):
         Universal(VisionTransformer(**SMALL, depth=2), 5)

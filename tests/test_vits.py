@@ -1,4 +1,4 @@
-"""ViTs that adapt nothing: computed positions, three feed-forwards, counts, and timm's conventions."""
+"""Non-adaptive ViTs: sincos positions, three feed-forwards, parameter counts, timm's conventions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_plainvits_parameter_counts(name: str) -> None:
 
 @pytest.mark.parametrize(("patch", "literal", "narrow"), [(28, 214.32, 200.15), (14, 213.11, 198.95)])
 def test_vit3ffns_parameter_counts(patch: int, literal: float, narrow: float) -> None:
-    """The literal reading, and the paper's 200.1 and 198.9 with a class feed-forward of 2304 (specification 4b)."""
+    """The literal reading, and the paper's 200.1 and 198.9 with a class feed-forward of 2304."""
     name = f"vit3ffn_base_patch{patch}_224"
     assert round(millions(name, num_classes=18291), 2) == literal
     assert round(millions(name, num_classes=18291, class_mlp_ratio=3.0), 2) == narrow
@@ -135,7 +135,7 @@ def test_another_image_size_computes_positions_anew() -> None:
 
 
 def test_each_token_passes_exactly_one_feed_forward() -> None:
-    """Of one block, changing a feed-forward changes its own rows and no other."""
+    """Changing one feed-forward of a block changes its own rows only."""
     model = vit3ffn(depth=1).eval()
     before = model.forward_intermediates(images(), output_fmt="NLC", return_prefix_tokens=True)[1][0]
     rows = {"mlp": [0], "mlp_first": [*range(1, 9)], "mlp_second": [*range(9, 17)]}
@@ -220,14 +220,14 @@ def test_compiles_checkpoints_and_runs_in_bfloat16(build) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: plainvit(class_token=True), "class_token is True; PlainViT has positions for patches alone"),
-        (lambda: plainvit(reg_tokens=2), "reg_tokens is 2; PlainViT has positions for patches alone"),
+        (lambda: plainvit(class_token=True), "class_token is True; PlainViT has patch positions only"),
+        (lambda: plainvit(reg_tokens=2), "reg_tokens is 2; PlainViT has patch positions only"),
         (lambda: plainvit(pos_embed="learn"), "pos_embed is 'learn'; PlainViT's positions are sincos2d"),
         (lambda: plainvit(dynamic_img_size=True), "dynamic_img_size is True; .* call set_input_size"),
         (lambda: plainvit(embed_dim=66), "embed_dim is 66; .* a multiple of 4"),
-        (lambda: vit3ffn(class_token=False, global_pool="avg"), "class_token is False .* exactly one class token"),
-        (lambda: vit3ffn(reg_tokens=3), "reg_tokens is 3; ViT-3FFN needs exactly one class token"),
-        (lambda: vit3ffn(patch_drop_rate=0.5), "patch_drop_rate is 0.5; dropping reorders patches"),
+        (lambda: vit3ffn(class_token=False, global_pool="avg"), "class_token is False .* needs class_token=True"),
+        (lambda: vit3ffn(reg_tokens=3), "reg_tokens is 3; ViT-3FFN needs class_token=True"),
+        (lambda: vit3ffn(patch_drop_rate=0.5), "patch_drop_rate is 0.5; it must be 0"),
         (lambda: vit3ffn(class_mlp_ratio=0.0), "class_mlp_ratio is 0.0; it must be above 0"),
     ],
 )

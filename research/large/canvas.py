@@ -1,7 +1,7 @@
 """Megapixel MNIST: five digits and fifty line patterns on a large empty canvas.
 
 Canvas i is a function of (seed, split, i). Three digits are of one class, two of others; their boxes do not overlap.
-Line patterns come from a pool of fifty per split and lie under the digits (as IPS draws them) or over them (as ATS).
+Line patterns come from a pool of fifty per split, drawn under the digits (as in IPS) or over them (as in ATS).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _patterns(rng: np.random.Generator) -> np.ndarray:
 
 
 def _stamp(images: Tensor, stamps: Tensor, chosen: Tensor, corners: Tensor, over: bool) -> None:
-    """Puts the chosen stamps at their corners, in place of what lies there or as the brighter of both."""
+    """Draws the chosen stamps at their corners, replacing pixels (`over`) or taking the maximum."""
     n, side, _ = images.shape
     flat = images.view(-1)
     inside = torch.arange(DIGIT, device=images.device)

@@ -1,4 +1,4 @@
-"""Megapixel MNIST with a tape: scan thinly, read a few windows, answer four questions about what was read.
+"""Megapixel MNIST with a tape: a cheap scan, a few windows at full resolution, and four questions about them.
 
 python research/large/megapixel.py --mnist mnist.npz --out runs/megapixel --seeds 0
 """
@@ -26,7 +26,7 @@ TASKS = ("majority", "maximum", "topmost")
 
 
 class Reader(nn.Module):
-    """View-free AdaTape for canvases: keys from a thin scan, tokens from windows, blocks over the tape."""
+    """AdaTape for canvases without input tokens: keys from a cheap scan, tokens from windows, blocks on the tape."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Reader(nn.Module):
         nn.init.constant_(self.evidence.bias, -4.0)
         self.leak = nn.Parameter(
             torch.full((10,), -1.0)
-        )  # how common a class is; else empty windows would have to say it
+        )  # class priors, which empty windows would otherwise have to encode
         self.place = nn.Sequential(nn.Linear(32, width), nn.GELU(), nn.Linear(width, width))
         self.ask = nn.Parameter(torch.randn(4, width) * 0.02)
         self.blocks = nn.ModuleList(Block(width, 4, qkv_bias=True) for _ in range(depth))
@@ -116,9 +116,9 @@ def waves(places: Tensor) -> Tensor:
 def centres_of(
     model: Reader, data: canvas.Canvases, at: Tensor, scores: Tensor, k: int, where: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Centres (b, k, 2) of what is read, the scores (b, k) it was chosen by, and its cells (b, k).
+    """Centres (b, k, 2), scores (b, k) and cells (b, k) of the windows to read.
 
-    `where` other than "scan" names a control.
+    `where` other than "scan" is a control.
     """
     if where == "ink":
         scores = F.avg_pool2d(data.images[at][:, None].float(), 32, 16, 14, count_include_pad=False)[:, 0]

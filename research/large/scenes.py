@@ -19,7 +19,7 @@ CATEGORIES = ("prohibitory", "danger", "mandatory", "other")
 class Scenes(NamedTuple):
     images: Tensor  # (n, 800, 1360, 3) uint8
     labels: Tensor  # (n, 4) float: which categories occur
-    boxes: list[np.ndarray]  # (signs, 5) left, top, right, bottom, category: for measuring, and for what is told where
+    boxes: list[np.ndarray]  # (signs, 5) left, top, right, bottom, category: for evaluation and the upper bound
 
     def at(self, chosen: np.ndarray) -> Scenes:
         index = torch.from_numpy(chosen).to(self.images.device)
@@ -45,7 +45,7 @@ def load(archive: Path, classes: Path, device: str) -> Scenes:
 
 
 def held_out(count: int, kept: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Indices to train on and to choose by, the same for every run."""
+    """Training and validation indices, the same for every run."""
     kept = kept or count // 5
     order = np.random.default_rng(0).permutation(count)
     return np.sort(order[kept:]), np.sort(order[:kept])

@@ -1,10 +1,10 @@
-"""Street scenes with a tape: which categories of traffic signs occur, from a thin scan and a few windows.
+"""Street scenes with a tape: which categories of traffic signs occur, from a cheap scan and a few windows.
 
     python research/large/street.py --data DIR --weights vit_tiny.safetensors --out runs/street --seeds 0
 
-Stages, from image labels alone: (1) features of all windows by the pretrained ViT, several heads side by side from
-different starts, the one with the lowest training loss kept; (2) its encoder fine-tuned on the windows it finds;
-(3) where it looks, distilled into a thin scan.
+Stages, from image labels only: (1) features of all windows by the pretrained ViT, and several heads from different
+initialisations, of which the one with the lowest training loss is kept; (2) fine-tuning the encoder on the windows that
+it selects; (3) distilling the selection into a cheap scan.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WindowHead(nn.Module):
         self.hidden = nn.Linear(width, hidden)
         self.out = nn.Linear(hidden, 1 + len(street.CATEGORIES))
         nn.init.constant_(self.out.bias, 0.0)
-        self.out.bias.data[0] = -3.0  # the evidence of many shut windows adds up to little
+        self.out.bias.data[0] = -3.0  # so that many closed windows add little evidence
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         out = self.out(F.gelu(self.hidden(self.norm(features)))).float()
@@ -60,7 +60,7 @@ class WindowHead(nn.Module):
 
 
 class Model(nn.Module):
-    """Encoder of windows, head, and the scan that says where."""
+    """Window encoder, head, and the scan that selects windows."""
 
     def __init__(self, weights: Path, resized: int) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ def many_heads(
 
 @torch.no_grad()
 def read_all(head: WindowHead, features: Tensor, k: int) -> Tensor:
-    """Log-probability of absence (n, 4) from the k windows that the head itself finds best."""
+    """Log-probability of absence (n, 4) from the k windows with the highest scores of the head."""
     parts = zip(*(head(part.float()) for part in features.split(20)), strict=True)
     gate, evidence = (torch.cat(part) for part in parts)
     top = gate.topk(min(k, gate.shape[1]), 1).indices
@@ -228,7 +228,7 @@ def fine_tune(
 
 
 def best_of(scores: Tensor, centres: Tensor, k: int, others: int) -> Callable[[Tensor], Tensor]:
-    """Centres of the k best windows of each scene by (n, windows) scores, and of some others at random."""
+    """Centres of the k best windows of each scene by (n, windows) scores, and of `others` random ones."""
     top = scores.topk(k, 1).indices
 
     def chosen(at: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ def best_of(scores: Tensor, centres: Tensor, k: int, others: int) -> Callable[[T
 
 
 def told_centres(data: street.Scenes, k: int) -> Callable[[Tensor], Tensor]:
-    """Centres of the signs by their boxes, then random places: an upper bound that is told where."""
+    """Centres of the signs from their boxes, then random ones: an upper bound that uses the labels."""
     device = data.images.device
 
     def chosen(at: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ def told_centres(data: street.Scenes, k: int) -> Callable[[Tensor], Tensor]:
     return chosen
 
 
-# Stage 3: where, distilled into the scan
+# Stage 3: window values, distilled into the scan
 
 
 class ScanPlan(NamedTuple):
@@ -355,7 +355,7 @@ def read_at(model: Model, images: Tensor, centres: Tensor) -> tuple[Tensor, Tens
 
 
 def hits(centres: Tensor, data: street.Scenes) -> dict[str, float]:
-    """Over scenes with a sign: share whose first read, and any read, has a sign's middle within the window."""
+    """Over scenes with a sign: fraction whose first window, and any window, contains a sign's centre."""
     first = some = scenes_with = 0
     for at, boxes in zip(centres.cpu().numpy(), data.boxes, strict=True):
         if not len(boxes):
@@ -373,7 +373,8 @@ def score_row(none: Tensor, labels: Tensor) -> dict[str, Any]:
 
 # The plain ViT
 
-GRIDS = {224: (11, 18), 256: (12, 21), 320: (15, 26), 384: (18, 32), 512: (24, 43)}  # as many patches, in scenes' shape
+# Patch grids of the scenes' shape, each with about as many patches as a square image of that side.
+GRIDS = {224: (11, 18), 256: (12, 21), 320: (15, 26), 384: (18, 32), 512: (24, 43)}
 
 
 class PlainViT(nn.Module):
@@ -427,7 +428,7 @@ def plain(
             "gmac": round(vit_macs(tokens) / 1e9, 3)}  # fmt: skip
 
 
-# The whole
+# The experiment
 
 
 def experiment(data: street.Scenes, held: street.Scenes, args: Any, seed: int, log: Callable[[dict], None]) -> Model:
@@ -506,7 +507,7 @@ def lengths(
     model: Model, data: street.Scenes, held: street.Scenes, tops: Tensor, gate: Tensor, evidence: Tensor,
     say: Callable[..., None],
 ) -> None:  # fmt: skip
-    """Reading stops below a floor on scores, which a mean length on training scenes sets."""
+    """Stops reading below a floor on scores, chosen for a given mean length on training scenes."""
     _, seen = scan_centres(model, data.images, 32)
     signs = np.array([len(boxes) for boxes in held.boxes])
     for wanted in (1, 2, 4, 8):

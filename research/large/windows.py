@@ -1,4 +1,4 @@
-"""A thin look at every place of a large image, and windows at full resolution for the few places that are read."""
+"""A cheap scan of a large image, and windows at full resolution at the few places that are read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Scan(nn.Module):
         return self.fold * math.prod(self.strides)
 
     def centre(self, cells: Tensor) -> Tensor:
-        """Pixel at the middle of what cell (row or column) `cells` sees: its first 2 × 2 spans 2 × fold pixels."""
+        """Centre pixel of the receptive field of `cells` (rows or columns): the first 2 × 2 spans 2 × fold pixels."""
         return cells * self.stride() + self.fold
 
     def macs(self, height: int, width: int) -> int:
@@ -70,7 +70,7 @@ class Scan(nn.Module):
 
 
 def choose(scores: Tensor, k: int, spread: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """The k highest cells of (b, h, w), neighbours of a higher one left out: rows, columns and scores, each (b, k)."""
+    """The k highest cells of (b, h, w) without neighbours of higher ones: rows, columns and scores, each (b, k)."""
     b, _, w = scores.shape
     around = F.max_pool2d(scores[:, None], 2 * spread + 1, stride=1, padding=spread)[:, 0]
     peaks = scores.masked_fill(scores < around, float("-inf"))
@@ -116,7 +116,7 @@ class Convolutions(nn.Module):
 
 
 def value(evidence: Tensor, gate: Tensor | None = None) -> Tensor:
-    """Probability that a window shows anything that is asked for: (…, classes) -> (…)"""
+    """Probability that a window shows any of the classes: (…, classes) -> (…)"""
     shown = 1 - (1 - evidence.float().sigmoid()).prod(-1)
     return shown if gate is None else shown * gate.float().sigmoid()
 

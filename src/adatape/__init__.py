@@ -1,4 +1,4 @@
-"""Transformers whose computation adapts to each input. Public names resolve lazily: importing timm takes seconds."""
+"""Transformers whose computation adapts to each input. Public names load lazily, since importing timm takes seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOMES = {
     "Tape": "adatape.records",
     "Output": "adatape.records",
 }
-__all__ = [  # the names of _HOMES; a type checker reads no starred list
+__all__ = [  # the keys of _HOMES, spelled out because type checkers cannot evaluate [*_HOMES]
     "AdaTape",
     "InputBank",
     "LearnedBank",
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from adatape.models import AdaTape, wrap
     from adatape.reader import TapeReader
     from adatape.records import Output, Tape
-else:  # which a type checker would take for the promise of any name
+else:  # a visible __getattr__ would make type checkers accept any name
 
     def __getattr__(name: str) -> object:
         if name in _HOMES:

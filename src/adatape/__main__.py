@@ -1,4 +1,4 @@
-"""The command `adatape`, and `python -m adatape`, which torchrun needs: `torchrun --nproc-per-node 8 -m adatape …`."""
+"""Entry point of `adatape` and of `python -m adatape`, as in `torchrun --nproc-per-node 8 -m adatape …`."""
 
 import sys
 

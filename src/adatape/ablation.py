@@ -1,4 +1,4 @@
-"""Readers that leave something out, or put ACT in: what AdaTape's own reader is compared with."""
+"""Ablated readers: no adaptive length, no adaptive content, or ACT in place of the paper's halting rule."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from adatape.records import Tape
 
 
 class ParallelReader(TapeReader):
-    """No adaptive length: the T best-scoring tokens at once, as they are.
+    """Reads the T best-scoring tokens in one step: adaptive content without adaptive length.
 
-    Nothing weights them, so no gradient reaches the query, as in the released code (departure 22).
+    Tokens are not multiplied by weights, so the query gets no gradient, as in the released code (departure 22).
     """
 
     finds, halts = False, False
@@ -40,12 +40,12 @@ class ParallelReader(TapeReader):
         return full_tape(take(bank, index), index[..., None])
 
     def macs(self, bank_size: int, tape: int) -> int:
-        """Scores of the whole bank once."""
+        """Multiply-adds of scoring the whole bank once."""
         return bank_size * self.reading.query_width if tape else 0
 
 
 class FixedTokens(nn.Module):
-    """Neither adaptive length nor content: T trained tokens, the same for every sample, and no bank."""
+    """T trained tokens, the same for every sample, without a bank: neither length nor content is adaptive."""
 
     always_full, halts, scales_rows = True, False, False
 
@@ -57,7 +57,7 @@ class FixedTokens(nn.Module):
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:  # noqa: ARG002
         steps = self.reading.steps if steps is None else steps
         if not 0 <= steps <= self.reading.steps:
-            raise ValueError(f"steps is {steps}; there are {self.reading.steps} trained tokens")
+            raise ValueError(f"steps is {steps}; it must be 0 to {self.reading.steps}, the number of trained tokens")
         self.steps = steps
 
     def forward(self, query: Float[Tensor, "b d"], bank: Tensor, key: Tensor | None = None) -> Tape:  # noqa: ARG002
@@ -66,23 +66,24 @@ class FixedTokens(nn.Module):
         return full_tape(tokens, torch.arange(self.steps, device=query.device).expand(b, -1)[..., None])
 
     def row_scale(self, tape: Tape, inputs: int) -> None:
-        """Nothing weights a token."""
+        """None: these tokens have no weights."""
 
     def never_halt(self) -> None:
-        """It never does."""
+        """Does nothing: this tape has a fixed length."""
 
     def export_refusal(self) -> None:
-        """There is none."""
+        """None: it can be exported."""
 
     def macs(self, bank_size: int, tape: int) -> int:  # noqa: ARG002
         return 0
 
 
 class ActReader(TapeReader):
-    """ACT applied to the tape, as the paper's appendix warns against: a trained layer scores each token read.
+    """ACT applied to the tape: a trained layer computes a halting score for each token. The paper's appendix advises
+    against it.
 
-    ACT's weight multiplies the token, and the first LayerNorm it meets divides it out again. `after_norm` multiplies
-    after each norm of the blocks instead. `Tape.weight` carries ACT's weight: a token's weights sum to it.
+    ACT's weight multiplies the token, but the next LayerNorm divides it out again. With `after_norm`, blocks multiply
+    after each of their norms instead. The K weights of a token in `Tape.weight` sum to its ACT weight.
     """
 
     finds, always_full, halts = False, False, False
@@ -127,7 +128,7 @@ class ActReader(TapeReader):
         )
 
     def row_scale(self, tape: Tape, inputs: int) -> Float[Tensor, "b m"] | None:
-        """1 for inputs, ACT's weight for tape rows."""
+        """Row factors for the blocks: 1 for input rows, the ACT weight for tape rows."""
         if not self.scales_rows:
             return None
         weight = tape.weight.sum(-1)
@@ -139,17 +140,17 @@ class ActReader(TapeReader):
 
     def export_refusal(self) -> str:
         return (
-            "reader is act; the last token of its budget takes what ACT has left, so a shorter tape is not "
-            "the beginning of a longer one, and no graph with a free length can be exported"
+            "reader is act; the last token of a tape has ACT's remainder as its weight, so a shorter tape is not "
+            "a prefix of a longer one, and a graph with dynamic tape length cannot be exported"
         )
 
     def macs(self, bank_size: int, tape: int) -> int:
-        """And a halting score for each token."""
+        """As TapeReader, plus one halting score per tape token."""
         return super().macs(bank_size, tape) + tape * linear_macs(self.halt)
 
 
 def full_tape(tokens: Float[Tensor, "b t d"], index: Tensor) -> Tape:
-    """A tape that nothing ends early."""
+    """A Tape with all tokens visible, weights 1 and ponder 0."""
     b, t, _ = tokens.shape
     return Tape(
         tokens=tokens,

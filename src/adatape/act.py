@@ -1,8 +1,8 @@
-"""Algorithm 1 of the paper, Adaptive Computation Time, in the form that tensor2tensor computes.
+"""Algorithm 1 of the paper, Adaptive Computation Time, as tensor2tensor implements it.
 
-As printed, the algorithm starts from zero states, does not count or transform the halting step, and leaves the
-remainder open when the step limit is met. Here a step halts when the halting sum would pass 1 - ε, or when it is the
-last one permitted; it then takes what is left, so the weights of a sample always sum to 1.
+As printed, the algorithm starts from zero states, does not count or transform the halting step, and does not define the
+remainder when the step limit is reached. Here a step halts when the halting sum would exceed 1 - ε or when it is the
+last one; its weight is the remainder, so the weights of a sample always sum to 1.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-NEVER = -30.0  # the logit of a halting score that no number of steps sums up to anything
+NEVER = -30.0  # halting logit whose sigmoid is about 1e-13, so that no sum over steps reaches 1 - ε
 
 
 class Act(NamedTuple):
     """The state of a halting process, one value per sample or per token."""
 
     halting: Tensor  # h_p, the sum of halting scores so far
-    remainder: Tensor  # r, what the halting step took; 0 before
+    remainder: Tensor  # r, the weight of the halting step; 0 before it
     updates: Tensor  # n, steps taken
-    running: Tensor  # bool; a flag of its own, since h_p + (1 - h_p) need not round to 1
+    running: Tensor  # bool; stored, because h_p + (1 - h_p) need not round to 1
 
 
 def begin(like: Float[Tensor, "*b"]) -> Act:
+    """The state before the first step."""
     zero = torch.zeros_like(like)
     return Act(zero, zero, zero, torch.ones_like(like, dtype=torch.bool))
 

@@ -1,6 +1,6 @@
-"""Algorithm 2 of the paper, Adaptive Tape Reading: batched, and every row on its own.
+"""Algorithm 2 of the paper, Adaptive Tape Reading, batched; no row depends on another.
 
-`docs/departures.md` numbers the places where the paper and its released code disagree; the numbers below are its.
+"Departure n" refers to `docs/departures.md`, which lists where the paper and its released code disagree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def highest(d: Float[Tensor, "b c"], k: int) -> Int[Tensor, "b k"]:
     """Indices of the k highest scores, best first, the lowest index first among equals (`topk` leaves ties open)."""
     d = d.detach()
     if d.is_cpu and k < d.shape[-1] and not torch.compiler.is_compiling():
-        top = d.topk(k + 1)  # one look instead of k, right wherever no two are equal; on a GPU the question would wait
+        top = d.topk(k + 1)  # one pass instead of k, exact without ties; not on a GPU, where the test would synchronise
         if not bool((top.values[:, 1:] == top.values[:, :-1]).any()):
             return top.indices[:, :k]
     chosen = [d.argmax(-1, keepdim=True)]
@@ -51,11 +51,11 @@ def read_tape(
 ) -> Tape:
     """Reads up to `steps` tokens from the bank for each row, until the largest weights sum to `threshold`.
 
-    Each token merges the `merge` best-scoring bank tokens not read before; None means steps / threshold. `taken` hides
-    bank tokens from the start. Whatever the input's dtype, also under autocast, scores are float32 or better, and what
-    the next query depends on is float64 where the device has it: the kernel does the same, so both read the same
-    tokens. Scores are divided by `temperature`, √query_width by default, before the softmax. `check` looks at values
-    too (finite, enough left to read), which waits for a GPU.
+    Each tape token is a weighted sum of the `merge` best-scoring bank tokens not read before; None means
+    steps / threshold. `taken` hides bank tokens from the start. Scores are divided by `temperature`, by default
+    √query_width, before the softmax. Scores are float32 or better for any input dtype, also under autocast; the next
+    query is computed in float64 where the device supports it, as in the kernel, so that both read the same tokens.
+    `check` also tests values (all finite, enough bank tokens left), which synchronises a GPU.
     """
     h, merge = query_width, merge_of(steps, threshold, merge)
     temperature = h**0.5 if temperature is None else temperature
@@ -79,7 +79,7 @@ def read_tape(
             i = choose(d, merge)  # line 5
             w = d.gather(-1, i).to(q.dtype)  # line 6
             w = (w / temperature).softmax(-1)  # line 7
-            s = weighted_sum(w, take(keys, i))  # line 8, the coordinates that the query needs
+            s = weighted_sum(w, take(keys, i))  # line 8, only the coordinates that the next query uses
             index.append(i)  # line 9; the halting token stays: departure 6
             weight.append(w)
             mask.append(running)
@@ -92,7 +92,7 @@ def read_tape(
 
         visible, i, w = torch.stack(mask, 1), torch.stack(index, 1), torch.stack(weight, 1)
         w = w.to(dtype) * visible[..., None]
-        tokens = weighted_sum(w, wide(take(bank, i)))  # lines 8-9 in full width, all steps with one gather
+        tokens = weighted_sum(w, wide(take(bank, i)))  # lines 8-9 in full width, one gather for all steps
     return Tape(
         tokens=tokens.to(bank.dtype),
         mask=visible,
@@ -110,7 +110,7 @@ def retrace(
     temperature: float,
     update: Update = "average",
 ) -> Float[Tensor, "b t k"]:
-    """Weights of tokens that are found already: Algorithm 2 without its search, for the gradient."""
+    """Weights of already selected tokens, differentiable: Algorithm 2 without lines 4, 5 and 15."""
     q, weight = wide(query[:, : keys.shape[-1]]), []
     for found in wide(keys).unbind(1):
         w = ((q[:, None] * found).sum(-1) / temperature).softmax(-1)  # lines 3, 6 and 7
@@ -122,9 +122,9 @@ def retrace(
 def ponder_of(
     w: Float[Tensor, "b t k"], visible: Bool[Tensor, "b t"], threshold: float, ponder: Ponder, ponder_at_halt: bool
 ) -> Float[Tensor, "b"]:
-    """The ponder loss of a whole tape at once; weights are zero where hidden."""
+    """The ponder loss of a tape, from all its weights at once; weights of hidden tokens must be 0."""
     up_to = torch.ones(w.shape[1], w.shape[1], device=w.device, dtype=w.dtype).tril()
-    halting = (up_to * w.amax(-1)[:, None]).sum(-1)  # line 13; cumsum has no fixed order on a GPU
+    halting = (up_to * w.amax(-1)[:, None]).sum(-1)  # line 13; cumsum is not deterministic on a GPU
     counted = visible if ponder_at_halt else visible & (halting < threshold)  # lines 10-12; departure 7
     return (PONDER[ponder](w, halting) * counted).sum(1)  # line 14
 
@@ -143,10 +143,10 @@ UPDATE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def scores(
     q: Float[Tensor, "b h"], keys: Float[Tensor, "*b c h"], dtype: torch.dtype | None = None
 ) -> Float[Tensor, "b c"]:
-    """Inner products, in `dtype`, in which equal keys score equally wherever they stand and whatever the batch.
+    """Inner products in `dtype`; equal keys get equal scores at every bank position and in every batch.
 
-    A plain matmul promises neither: its tiles sum in different orders. Summing in float64 and rounding once does; where
-    the keys are no wider than the result, so does a product and sum in one fixed order.
+    A matmul in the result's dtype does not guarantee this, since its tiles sum in different orders. A matmul in float64
+    rounded once does. Where keys already have the result's dtype, an elementwise product and sum is used instead.
     """
     dtype, q = dtype or q.dtype, q.to(keys.dtype)
     if keys.dtype == dtype:
@@ -156,12 +156,12 @@ def scores(
 
 
 def summable(keys: Float[Tensor, "*b c h"]) -> Float[Tensor, "*b c h"]:
-    """Keys as `scores` wants them: in float64, where the device has it."""
+    """Keys in float64, for `scores`; unchanged on MPS, which has no float64."""
     return keys if keys.device.type == "mps" else keys.double()
 
 
 def take(bank: Float[Tensor, "*b c d"], index: Int[Tensor, b * t]) -> Float[Tensor, "b *t d"]:
-    """The bank tokens at `index`, from one bank for all rows or from each row's own."""
+    """The bank tokens at `index`, from one bank for all rows (c, d) or one per row (b, c, d)."""
     if bank.dim() == 2:
         return F.embedding(index, bank)
     flat = index.flatten(1)[..., None].expand(-1, -1, bank.shape[-1])
@@ -173,7 +173,7 @@ def weighted_sum(w: Float[Tensor, "*b k"], tokens: Float[Tensor, "*b k d"]) -> F
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float32 or better."""
+    """Casts to float32; float64 is unchanged."""
     return x if x.dtype == torch.float64 else x.float()
 
 

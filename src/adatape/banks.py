@@ -1,7 +1,7 @@
-"""Tape banks: where tape tokens come from. All are called `bank(inputs)`, so the reader never asks which it has.
+"""Tape banks: modules that compute the tokens a tape may be read from, all called as `bank(inputs)`.
 
-A reader needs little of a bank: a few coordinates of every token to choose by, and the few tokens it chose. So it is
-handed an opened bank, which makes of the tokens what it is asked for.
+A reader needs only the first coordinates of every token, to score them, and the tokens that it selects. `bank.open`
+therefore returns an object that computes either on request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from adatape.patches import PatchRows, matmul_dtype, raw_patches
 
 
 class Whole:
-    """An opened bank whose tokens are all there."""
+    """An opened bank whose tokens are already computed."""
 
     def __init__(self, tokens: Float[Tensor, "c d"] | Float[Tensor, "b c d"]) -> None:
         self.tokens, self.size = tokens, tokens.shape[-2]
@@ -33,36 +33,36 @@ class Whole:
         return take(self.tokens, index)
 
     def keys(self, norm: nn.LayerNorm | None, width: int) -> Float[Tensor, "*b c width"]:
-        """The first coordinates of every token behind the reader's norm; no gradient passes."""
+        """The first `width` coordinates of every token after the reader's norm, without gradient."""
         with torch.no_grad():
             return (self.tokens.float() if norm is None else normed(self.tokens, norm))[..., :width].float()
 
 
 class Bank(nn.Module):
-    """Gives the tokens that may be read for a batch: (c, d) for all samples, or (b, c, d)."""
+    """Base class: maps a batch of inputs to tokens, (c, d) for all samples or (b, c, d)."""
 
     size: int  # tokens per sample (C)
 
     def open(self, inputs: Tensor) -> Whole:
-        """For a batch; a bank that can do without computing all of its tokens opens to something lazier."""
+        """Opens the bank for a batch; subclasses may return a `Whole` that computes tokens on request."""
         return Whole(self(inputs))
 
     def start_from(self, vit: Any) -> None:
-        """Takes from a pretrained ViT what helps at the start; a bank that has no use for it stays as it is."""
+        """Initialises the bank from a pretrained ViT; does nothing by default."""
 
     def set_input_size(self, image: tuple[int, int]) -> None:
-        """Takes images of another size; a bank that does not look at them stays as it is."""
+        """Changes the image size; does nothing by default."""
 
     def no_weight_decay(self) -> set[str]:
         return set()
 
     def token_macs(self) -> int:
-        """Multiply-adds of making a sample's tokens."""
-        raise NoCostFormula(f"no cost formula for the tokens of {type(self).__name__}")
+        """Multiply-adds of computing one sample's tokens."""
+        raise NoCostFormula(f"no cost formula for the tokens of {type(self).__name__}; define its method token_macs")
 
 
 class NoBank(Bank):
-    """Nothing to read: for tapes that are not read from a bank."""
+    """An empty bank, for tapes that are not read from a bank."""
 
     size = 0
 
@@ -85,7 +85,7 @@ class LearnedBank(Bank):
 
     @torch.no_grad()
     def start_from(self, vit: Any) -> None:
-        """What the ViT makes of noise at random places: blocks know such tokens, and no two are alike."""
+        """Initialises with the ViT's embeddings of noise patches at random positions, so tokens differ."""
         embed, like = vit.patch_embed, next(vit.patch_embed.parameters())
         if like.is_meta:
             return
@@ -106,7 +106,7 @@ class LearnedBank(Bank):
 
 
 class InputBank(Bank):
-    """Finer patches of the sample's own image: Z = h2(h1(X_p) + E_pos)."""
+    """Smaller patches of the same image: Z = h2(h1(X_p) + E_pos)."""
 
     def __init__(self, width: int, *, patch: int = 8, image: int | tuple[int, int] = 224, channels: int = 3) -> None:
         super().__init__()
@@ -124,9 +124,9 @@ class InputBank(Bank):
 
     @torch.no_grad()
     def start_from(self, vit: Any) -> None:
-        """A bank token is then what the ViT's own projection and positions make of that patch, magnified to its size.
+        """Initialises so that a bank token is the ViT's embedding of that patch, resized to the ViT's patch size.
 
-        A projection that does not see pixels (a hybrid's sees a convolutional network) leaves h1 as it was drawn.
+        h1 keeps its random weights where the ViT's projection is no patch convolution of pixels, as in hybrids.
         """
         if self.pos_embed.is_meta or next(vit.patch_embed.parameters()).is_meta:
             return
@@ -143,7 +143,7 @@ class InputBank(Bank):
         nn.init.zeros_(self.h2.bias)
 
     def set_input_size(self, image: tuple[int, int]) -> None:
-        """Takes images of another size; positions are resampled as timm resamples a ViT's."""
+        """Changes the image size and resamples positions, as timm does for a ViT."""
         before = self.h1.grid_size
         self.h1.set_input_size(image)
         self.size = self.h1.num_patches
@@ -164,7 +164,7 @@ class InputBank(Bank):
 
 
 class Patches(Whole):
-    """An opened InputBank: a token is affine in its raw patch, so only tokens that are read are ever made in full."""
+    """An opened InputBank. A token is affine in its raw patch, so full tokens are computed only where they are read."""
 
     def __init__(self, bank: InputBank, images: Float[Tensor, "b ch height width"]) -> None:
         self.bank, self.images, self.size = bank, images, bank.size
@@ -183,7 +183,7 @@ class Patches(Whole):
             return affine_keys(self.raw, *self._composed(), norm, width)
 
     def _composed(self) -> tuple[Float[Tensor, "d p"], Float[Tensor, "c d"]]:
-        """h2 ∘ h1 as one matrix, and what stands in for the bias at each place."""
+        """h2 ∘ h1 as one matrix, and one bias per position: h2(pos_embed + h1's bias)."""
         first, second = self.bank.h1.proj, self.bank.h2
         place = self.bank.pos_embed[0] if first.bias is None else self.bank.pos_embed[0] + first.bias
         return second.weight @ first.weight.flatten(1), second(place)
@@ -196,10 +196,9 @@ def affine_keys(
     norm: nn.LayerNorm | None,
     width: int,
 ) -> Float[Tensor, "b c width"]:
-    """The first coordinates of LayerNorm(raw · weightᵀ + offset), without the others.
+    """The first `width` coordinates of LayerNorm(raw · weightᵀ + offset), without computing the others.
 
-    With weight and offset centred the norm subtracts nothing more, and a token's variance is a quadratic form of its
-    raw patch.
+    Centring weight and offset makes every token's mean 0; its variance is then a quadratic form of its raw patch.
     """
     weight, offset = weight.float(), offset.float()
     if norm is None:
@@ -214,19 +213,19 @@ def affine_keys(
 
 
 def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """Behind a norm, in float32 or better."""
+    """`norm(x)` in float32 or better."""
     x = wide(x)
     return F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
 
 
 def _positions(vit: Any) -> Float[Tensor, "1 n d"] | None:
-    """A ViT's positions of its patches, without those of prefix tokens; None where it has none."""
+    """The ViT's position embeddings of patches, without prefix tokens; None where it has none."""
     positions = vit.pos_embed
     return None if positions is None else positions.detach()[:, positions.shape[1] - vit.patch_embed.num_patches :]
 
 
 def _seeing_magnified(weight: Float[Tensor, "d ch height width"], patch: int) -> Float[Tensor, "d ch patch patch"]:
-    """The projection that gives for a patch what `weight` gives for it resized: the transpose of the resizing."""
+    """The projection of a patch that equals `weight` on the resized patch: `weight` times the resizing matrix."""
     one_pixel = torch.eye(patch * patch, device=weight.device).unflatten(1, (1, patch, patch))
     resized = F.interpolate(one_pixel, weight.shape[-2:], mode="bicubic", antialias=True).flatten(1)
     return (weight.float().flatten(2) @ resized.T).unflatten(2, (patch, patch)).to(weight.dtype)

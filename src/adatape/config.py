@@ -1,4 +1,4 @@
-"""Settings as typed records, free of torch so that the command line answers at once."""
+"""Settings as typed records; torch is not imported, so that `adatape --help` is quick."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def is_folder_name(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text) is not None
 
 
-# Limits of fields and options, which `validation` checks; NaN passes none. Upper limits stop what could only be a slip
-# before it fills the memory or runs for ever.
+# Limits of fields and options, checked by `validation`; NaN fails all of them. Upper limits catch typing errors before
+# they exhaust the memory.
 FolderName = Annotated[str, Predicate(is_folder_name)]
 Count = Annotated[int, Ge(1), Le(10**12)]
 Whole = Annotated[int, Ge(0), Le(10**12)]
@@ -33,8 +33,8 @@ Share = Annotated[float, Ge(0), Le(1)]
 PartialShare = Annotated[float, Ge(0), Lt(1)]
 InnerShare = Annotated[float, Gt(0), Lt(1)]
 Positive = Annotated[float, Gt(0), Le(1e30)]
-NotNegative = Annotated[float, Ge(0), Le(1e30)]  # what float32 can hold, with room to multiply
-Threshold = Annotated[float, Gt(0)]  # infinity is one that is never reached
+NotNegative = Annotated[float, Ge(0), Le(1e30)]  # below float32's largest value, 3.4e38, with a margin for products
+Threshold = Annotated[float, Gt(0)]  # infinity is allowed: reading never halts
 
 Update = Literal["average", "replace"]
 Ponder = Literal["gini", "max", "collect"]
@@ -44,7 +44,7 @@ TapeFFN = Literal["none", "append", "blocks", "append+blocks"]
 
 
 class Record:
-    """Settings that are read by name; a name that a record does not have is an error."""
+    """Base class of settings; unknown field names are an error."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
@@ -54,7 +54,7 @@ class Reading(Record):
     """How a tape is read; the paper's letters are T, τ, K, h and λ."""
 
     steps: Quantity = 10
-    """most tape tokens per sample (T)"""
+    """maximum number of tape tokens per sample (T)"""
     threshold: Threshold = 2.0
     """reading stops once the summed largest weights reach this (τ)"""
     merge: Quantity | None = None
@@ -62,7 +62,7 @@ class Reading(Record):
     query_width: Width = 64
     """leading coordinates of query and bank that are compared (h)"""
     update: Update = "average"
-    """next query: mean of query and token, or the token alone"""
+    """next query: the mean of query and token, or the token"""
     ponder: Ponder = "gini"
     """length loss: 1 - Σw², 1 - max w, or the halting sum"""
     ponder_at_halt: bool = True
@@ -70,19 +70,19 @@ class Reading(Record):
     norm_scale: Positive = 1.0
     """initial scale of the LayerNorm that query and bank share"""
     norm_learns: bool = True
-    """whether that norm's scale and shift are trained; a scale that grows saturates the softmax, and tapes get short"""
+    """whether that norm's scale and shift are trained; a growing scale saturates the softmax and shortens tapes"""
     noise: NotNegative = 0.0
-    """standard deviation of the noise on the training query"""
+    """standard deviation of Gaussian noise added to the query in training"""
     hide: PartialShare = 0.0
-    """share of the bank hidden at random while training"""
+    """fraction of bank tokens hidden at random in training"""
     choose: Choice = "highest"
-    """which bank tokens a step takes; the others are controls"""
+    """which unread bank tokens a step reads; random and order are controls"""
     temperature: Positive | None = None
     """what scores are divided by before the softmax; None is √h"""
     norm: bool = True
-    """whether query and bank pass their shared LayerNorm"""
+    """whether query and bank share a LayerNorm"""
     sample_budgets: bool = False
-    """draw each training sample's most tokens from 0 to steps, so that one model is good at every budget"""
+    """in training, draw each sample's maximum tape length from 0 to steps, to train one model for every budget"""
 
     @property
     def merged(self) -> int:
@@ -102,12 +102,12 @@ def merge_of(steps: int, threshold: float, merge: int | None) -> int:
 
 @dataclass(frozen=True)
 class Budget(Record):
-    """What a trained model may spend; `adatape budget` finds one and stores it."""
+    """The inference budget of a trained model; `adatape budget` finds one and stores it."""
 
     steps: QuantityOrZero
-    """most tape tokens, or most repetitions of a block"""
+    """maximum number of tape tokens, or of repetitions of a block"""
     threshold: Threshold | None = None
-    """where reading stops; None scales the trained one with steps"""
+    """halting threshold; None scales the trained one with steps"""
 
 
 @dataclass(frozen=True)
@@ -127,20 +127,20 @@ class Bench(Record):
     compile: Literal["auto", "none", "default", "max-autotune"] = "auto"
     """how torch.compile is used; auto is default on a GPU, none on a CPU"""
     graphs: Literal["auto", "on", "off"] = "auto"
-    """replay calls as CUDA graphs; auto does so for inference of at most 8 images"""
+    """replay calls as CUDA graphs; auto: for inference with a batch of at most 8"""
     rounds: Annotated[int, Ge(0), Le(100_000)] = 7
-    """turns that every side gets; 0 shows what the file of --out holds"""
+    """rounds in which model and reference are timed in turn; 0 prints the rows stored in the file of --out"""
     seconds: Annotated[float, Gt(0), Le(3600)] = 0.5
-    """length of one turn"""
+    """duration of one round of one model"""
     data: bool = False
-    """begin each call with bytes on the host, and crop and flip them for training"""
+    """start each call from uint8 images on the host, cropped and flipped for training"""
     full_tape: bool = True
-    """let nothing halt early, so that times belong to the FLOPs beside them"""
+    """never halt early, so that times match the FLOPs in the same row"""
 
 
 @dataclass(frozen=True)
 class SequenceModel(Record):
-    """A Transformer on symbols; `reading` shows them only through a tape, `universal` repeats one block."""
+    """A Transformer on symbols; with `reading` it sees only a tape of them, with `universal` it repeats one block."""
 
     width: Width = 192
     depth: Depth = 12
@@ -148,23 +148,30 @@ class SequenceModel(Record):
     reading: Reading | None = None
     reader: ReaderName = "adaptive"
     universal: Depth | None = None
-    """most steps of a Universal Transformer, one block that ACT repeats"""
+    """maximum number of steps of a Universal Transformer, one block repeated by ACT"""
     layer: Annotated[int, Ge(0), Lt(1_000)] = 1
-    """block index before which the tape joins"""
+    """index of the block before which the tape is appended"""
     tape_ffn: TapeFFN = "append"
-    """where tape tokens take a feed-forward of their own"""
+    """where tape tokens have a separate feed-forward: when appended, in the blocks, both or neither"""
     budget: Budget | None = None
-    """what the trained model is loaded with; training ignores it"""
+    """budget set after loading the trained model; training ignores it"""
 
 
 @dataclass(frozen=True)
 class Parity(Record):
-    """Is the number of ones among symbols -1, 0, 1 odd?"""
+    """The parity task: is the number of ones among symbols -1, 0, 1 odd?"""
 
+    source: ClassVar[str] = "parity"
+    image_size: ClassVar[None] = None
+    exif_orientation: ClassVar[bool] = False
     length: Width = 32
     """symbols per sequence (N)"""
     held_out: Annotated[int, Ge(1), Le(10_000_000)] = 6400
     """sequences in the fixed test set, and in the validation set that stops a run"""
+
+    @property
+    def sequence_length(self) -> int | None:
+        return self.length
 
 
 Crop = Literal["none", "inception", "pad"]
@@ -175,32 +182,32 @@ Source = Literal[
 
 @dataclass(frozen=True)
 class Augment(Record):
-    """How a training image is varied; the defaults leave it as it is."""
+    """Augmentation of training images; the defaults apply none."""
 
     crop: Crop = "none"
-    """inception: a box of random area and aspect, resized; pad: the frame moved within a border of `pad`"""
+    """inception: a box of random area and aspect, resized; pad: a random crop of the image padded by `pad`"""
     area: tuple[Annotated[float, Gt(0), Le(1)], Annotated[float, Gt(0), Le(1)]] = (0.05, 1.0)
-    """least and largest share of the image that an inception crop keeps"""
+    """smallest and largest fraction of the image area in an inception crop"""
     pad: Annotated[int, Ge(0), Le(4096)] = 4
     """pixels on each side of a padded crop"""
     flip: bool = False
-    """mirror every other image"""
+    """flip horizontally with probability 1/2"""
     randaug: Annotated[int, Ge(0), Le(100)] = 0
-    """operations of RandAugment per image (the paper's first figure)"""
+    """operations of RandAugment per image (the paper's first number)"""
     magnitude: Annotated[float, Ge(0), Le(100)] = 10.0
-    """their strength on the paper's scale, where 10 is full (its second figure)"""
+    """their magnitude on the paper's scale, where 10 is the maximum (its second number)"""
     jitter: Annotated[float, Ge(0), Le(100)] = 0.0
-    """standard deviation of that strength from image to image"""
+    """standard deviation of that magnitude between images"""
     mixup: Annotated[float, Ge(0), Le(1000)] = 0.0
-    """α of the Beta distribution that mixes an image with its neighbour in the batch"""
+    """α of Mixup's Beta distribution"""
     cutmix: Annotated[float, Ge(0), Le(1000)] = 0.0
-    """α of the share that a pasted box of the neighbour leaves; with mixup too, either half of the steps"""
+    """α of CutMix's Beta distribution; with mixup too, each is used in half of the steps"""
     erase: Share = 0.0
     """probability of filling a random box with noise"""
     smoothing: PartialShare = 0.0
-    """share of the label that is spread over all classes"""
+    """label smoothing: fraction of the target spread over all classes"""
     repeats: Quantity = 1
-    """times that an image occurs in one batch, differently varied"""
+    """differently augmented copies of an image in one batch"""
 
 
 @dataclass(frozen=True)
@@ -208,34 +215,39 @@ class Images(Record):
     """A labelled set of images."""
 
     may_fetch: ClassVar[bool] = True
-    """whether it may be downloaded or lie at a URL"""
+    """whether it may be downloaded or read from a URL"""
+    sequence_length: ClassVar[None] = None
     source: Source = "digits"
     path: str | None = None
     """the folder, or the shards as path or URL with {000..123} for numbers; digits needs none"""
     size: Pixels = 32
-    """side of the square that the model sees"""
+    """side of the model's square input, in pixels"""
     augment: Augment = Augment()
     validate_on: InnerShare | None = None
-    """share of the training set kept for validation; None validates on the test set"""
+    """fraction of the training set held out for validation; None validates on the test set"""
     resident: bool | None = None
-    """whole set on the device; None decides by the kind of set"""
+    """keep the whole set on the device; None decides by the kind of set"""
     download: bool = False
-    """let torchvision fetch the set"""
+    """let torchvision download the set"""
     broken: Share = 0.02
-    """largest share of unreadable images, each replaced by its successor, before a run stops"""
+    """a run stops above this fraction of unreadable images; each is replaced by the next image"""
     modes: Literal["convert", "refuse"] = "convert"
     """images that are not RGB are converted and counted, or refused"""
     classes: Annotated[int, Ge(1), Le(10_000_000)] | None = None
-    """for shards, which do not say"""
+    """number of classes; required for shards, which do not store it"""
     samples: Count | None = None
-    """training images of shards, which do not say"""
+    """number of training images; required for shards, which do not store it"""
     exif_orientation: bool = False
-    """turn images as their EXIF says; recipes do, and a config.json without this field is of a run that did not"""
+    """rotate images by their EXIF orientation; recipes set it, a config.json without this field means false"""
+
+    @property
+    def image_size(self) -> int | None:
+        return self.size
 
 
 @dataclass(frozen=True)
 class UntrustedImages(Images):
-    """Images as a file names them, which may come from someone else: read from this disk, and nothing more."""
+    """Images named by a file that may come from someone else: only local files are read."""
 
     may_fetch: ClassVar[bool] = False
 
@@ -245,30 +257,30 @@ class ImageModel(Record):
     """A model by its name in timm's registry, ours included."""
 
     may_fetch: ClassVar[bool] = True
-    """whether training may begin from weights that lie elsewhere"""
+    """whether training may start from `pretrained` weights"""
     name: str = "adatape_tiny_patch16_224"
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """keywords of timm.create_model: patch_size, bank, bank_patch, steps, threshold, …"""
     pretrained: str | None = None
-    """a file of weights, or `hub` for those that timm knows"""
+    """a weights file, or `hub` for timm's pretrained weights"""
     wrap: dict[str, Any] | None = None
-    """keywords of adatape.wrap, where a plain ViT is to read a tape"""
+    """keywords of adatape.wrap, to add a tape to a plain ViT"""
     trains: Literal["all", "tape"] = "all"
-    """tape: only what wrapping added, and the head"""
+    """tape: train only the parameters that wrapping added, and the head"""
     budget: Budget | None = None
-    """what the trained model is loaded with; training ignores it"""
+    """budget set after loading the trained model; training ignores it"""
 
 
 @dataclass(frozen=True)
 class UntrustedImageModel(ImageModel):
-    """A model as a file names it, which may come from someone else: no weights are read but the run's own."""
+    """A model named by a file that may come from someone else: only the run's own weights are read."""
 
     may_fetch: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class Optimizer(Record):
-    """AdamW, warmed up linearly and then constant or decaying to zero."""
+    """AdamW with linear warm-up, then a constant or decaying rate."""
 
     lr: NotNegative = 3e-5
     warmup: Whole = 1000
@@ -276,30 +288,30 @@ class Optimizer(Record):
     batch: Quantity = 128
     """samples per step, over all processes"""
     weight_decay: NotNegative = 0.0
-    """torch's, which the rate multiplies; the paper's decoupled figure is this times the peak rate"""
+    """as in torch, multiplied by the rate; the paper's decoupled value is this times the peak rate"""
     decay: Literal["matrices", "all"] = "matrices"
-    """matrices: not biases, norms, positions and class tokens; all: every tensor, as the released code"""
+    """matrices: without biases, norms, positions and class tokens; all: every tensor, as in the released code"""
     betas: tuple[PartialShare, PartialShare] = (0.9, 0.999)
     clip: Positive | None = 1.0
-    """largest gradient norm"""
+    """maximum gradient norm"""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     floor: NotNegative = 0.0
-    """rate that a schedule ends at"""
+    """final rate of a schedule"""
     ema: PartialShare | None = None
-    """decay of the moving average of weights, which is then what is scored and released"""
+    """decay of the exponential moving average of weights; if set, the average is evaluated and released"""
 
 
 @dataclass(frozen=True)
 class Engine(Record):
-    """How a run is carried out; none of it changes what is computed beyond rounding."""
+    """How a run is executed; these fields change results by rounding only."""
 
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool | Literal["blocks"] = False
-    """the whole step's forward, or block by block: slower to run, but alike blocks of all models are compiled once"""
+    """true: the whole forward; blocks: each block, which runs slower, but equal blocks of all models compile once"""
     accumulate: Quantity = 1
-    """parts that a process's share of a batch is computed in, to save memory"""
+    """gradient accumulation: parts into which a process splits its batch, to save memory"""
     shard: bool = False
-    """spread parameters over the processes (FSDP2) instead of copying them (DDP)"""
+    """shard parameters over the processes (FSDP2) instead of copying them (DDP)"""
     workers: Annotated[int, Ge(0), Le(1024)] = 4
     """processes that decode images, per training process"""
     checkpoint_every: Count = 1000
@@ -307,28 +319,28 @@ class Engine(Record):
     log_every: Count = 50
     """steps between lines of metrics.jsonl"""
     deterministic: bool = False
-    """repeat to the bit, slower"""
+    """bitwise reproducible, slower"""
     bad_steps: Count = 10
-    """steps in a row without a finite gradient, none of which moves a weight, before a run stops"""
+    """a run stops after this many steps in a row with a non-finite gradient; such steps change no weight"""
 
 
 @dataclass(frozen=True)
 class Experiment(Record):
-    """All that a run depends on; `config.json` of its folder."""
+    """Everything that a run depends on, stored as `config.json` in its folder."""
 
     recipe: FolderName
     data: Parity | Images
     model: SequenceModel | ImageModel
     optimizer: Optimizer
     loss: Literal["softmax", "sigmoid"] = "softmax"
-    """cross-entropy over classes, or of each class by itself, summed"""
+    """softmax cross-entropy, or sigmoid cross-entropy summed over classes"""
     ponder_weight: NotNegative = 0.0
     """weight of the length loss (λ)"""
     seed: Seed = 0
     evaluate_every: Count = 250
     """steps between evaluations"""
     stop_at: Share | None = None
-    """validation accuracy that ends a run when met three times in a row"""
+    """a run stops once validation accuracy has reached this three times in a row"""
     engine: Engine = Engine()
 
 
@@ -337,7 +349,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: type[T], values: Any, source: str = "") -> T:
-    """The record that `to_dict` wrote, its limits held; `source` is what an error names first."""
+    """Inverse of `to_dict`, with limits checked; error messages start with `source`."""
     from adatape.validation import from_values
 
     return from_values(kind, values, source)

@@ -1,4 +1,4 @@
-"""Options that older config.json files name and this version has not: read where they were not used, else refused."""
+"""Options of older config.json files that were removed: ignored at their neutral value, refused otherwise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 LAST_WITH_ALL = "version 0.1.0 at commit 1421723"
 PLACES = ("reading", "options", "wrap")  # of the model
-# A removed option, and the value that means that it was not used.
+# Removed options, each with the value at which it had no effect.
 NEUTRAL: dict[str, Any] = {
     "doubts": False,
     "haste": 1.0,
@@ -22,7 +22,7 @@ READERS = ("selective",)
 
 
 def without_dropped(text: str | bytes, prefix: str = "") -> str | bytes:
-    """The JSON of an experiment without removed options; what is no such JSON stays for its reader to refuse."""
+    """The JSON of an experiment without removed options; invalid JSON is returned unchanged."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -36,7 +36,7 @@ def without_dropped(text: str | bytes, prefix: str = "") -> str | bytes:
 
 
 def is_dropped(name: str, value: Any) -> bool:
-    """Whether a field by its dotted name is a removed option that was not used."""
+    """Whether a dotted field name is a removed option at its neutral value."""
     *place, option = name.split(".")
     return place in [["model", each] for each in PLACES] and option in NEUTRAL and NEUTRAL[option] == value
 
@@ -50,10 +50,10 @@ def _without(model: dict[str, Any], place: str, where: str) -> bool:
     for name in dropped:
         value = options.pop(name)
         if value != NEUTRAL[name]:
-            raise ValueError(f"{where}.{name} is {value!r}; {name} was removed: {LAST_WITH_ALL} has it")
+            raise ValueError(f"{where}.{name} is {value!r}; {name} was removed, use {LAST_WITH_ALL}")
     return bool(dropped)
 
 
 def _check_reader(options: dict[str, Any], where: str) -> None:
     if options.get("reader") in READERS:
-        raise ValueError(f"{where} is {options['reader']!r}; that reader was removed: {LAST_WITH_ALL} has it")
+        raise ValueError(f"{where} is {options['reader']!r}; this reader was removed, use {LAST_WITH_ALL}")

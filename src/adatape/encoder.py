@@ -1,4 +1,4 @@
-"""What blocks do with a tape: TapeBlock feeds its rows apart, TapeGate says how far attention looks at them."""
+"""TapeBlock, a timm Block with a separate feed-forward for tape rows, and TapeGate, a learned gate on tape keys."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from adatape.layout import TapeRows
 from adatape.macs import linear_macs
 from adatape.ragged import Ragged
 
-SHUT = 1e-16  # a tape key that scores 20 above every input's then still moves no digit of float32
-SPEED = 10.0  # Adam moves a parameter by its rate; a gate has to come from 0 to about 1 at a fine-tuning rate
+SHUT = 1e-16  # small enough that a tape key scoring 20 above all inputs still changes nothing in float32
+SPEED = 10.0  # Adam's steps are about the rate; at a fine-tuning rate a gate must still get from 0 to about 1
 
 
 def tape_mlp(width: int, hidden: int) -> GluMlp:
-    """The GLU that tape tokens take: Dense(d, 2m), a · sigmoid(b), Dense(m, d)."""
+    """The GLU of tape tokens: Dense(d, 2m), a · sigmoid(b), Dense(m, d)."""
     mlp = GluMlp(width, hidden_features=2 * hidden)
     for layer in (mlp.fc1, mlp.fc2):
         nn.init.xavier_uniform_(layer.weight)
@@ -28,9 +28,9 @@ def tape_mlp(width: int, hidden: int) -> GluMlp:
 
 
 class TapeBlock(Block):
-    """One attention for all rows; input rows take timm's feed-forward, the last `tape` rows take `tape_mlp`.
+    """Attention over all rows; input rows then use timm's `mlp`, the last `tape` rows use `tape_mlp`.
 
-    In a packed batch, where tape rows stand between those of the inputs, `tape` names both.
+    In a packed batch input and tape rows alternate, so `tape` holds the indices of both.
     """
 
     def __init__(self, dim: int, num_heads: int, mlp_ratio: float = 4.0, **rest: Any) -> None:
@@ -45,7 +45,7 @@ class TapeBlock(Block):
         tape: int | TapeRows = 0,
         scale: Float[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
-        """`scale` multiplies rows after each norm: an ablation, for a weight that a norm would divide out."""
+        """`scale` multiplies rows after each norm: an ablation, for weights that a norm would divide out."""
         attended = self.attn(_scaled(self.norm1(x), scale), attn_mask=attn_mask, is_causal=is_causal)
         x = x + self.drop_path1(self.ls1(attended))
         return x + self.drop_path2(self.ls2(self._feed_forward(_scaled(self.norm2(x), scale), tape)))
@@ -59,7 +59,7 @@ class TapeBlock(Block):
         return torch.cat([self.mlp(x[:, :split]), self.tape_mlp(x[:, split:])], 1)
 
     def feed_forward_macs(self, inputs: int, tape: int) -> int:  # noqa: ARG002
-        """Of input rows; those of tape rows are a part of their own."""
+        """Multiply-adds of input rows; AdaTape's `cost` lists those of tape rows separately."""
         return inputs * linear_macs(self.mlp)
 
     def _feed_packed(self, x: Float[Tensor, "n d"], rows: TapeRows) -> Float[Tensor, "n d"]:
@@ -72,7 +72,7 @@ def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
 
 
 class TapeBlocksFrom:
-    """A `block_fn` for timm's VisionTransformer: plain blocks below the layer where the tape joins, then TapeBlocks."""
+    """A `block_fn` for timm's VisionTransformer: `Block` below index `layer`, `TapeBlock` from there on."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer
@@ -83,12 +83,12 @@ class TapeBlocksFrom:
 
 
 class TapeGate(nn.Module):
-    """What attention to the tape is multiplied by, for each block and head: next to nothing at first.
+    """A factor g on attention to the tape, one per block and head, initially SHUT.
 
-    A gate enters as log g on the tape's keys, so mass on the tape, and with it what the tape changes, is proportional
-    to g: at the start the model computes what it did without a tape, while the gradient of g is as large as ever.
-    g is the parameter's absolute value, with slope 1 at zero: where a fresh tape does harm, a gate that may be
-    negative is shut by its first step, and behind a shut gate the tape learns nothing that is worth opening it for.
+    log g is added to the scores of tape keys, so attention mass on the tape is proportional to g: at first the output
+    is that of the model without a tape, while the gradient of g has ordinary size. g uses the parameter's absolute
+    value, with slope 1 at zero. If g were clamped at 0, the first step would close gates on a tape that is still
+    harmful, and a tape behind a closed gate gets no gradient.
     """
 
     def __init__(self, blocks: int, heads: int) -> None:

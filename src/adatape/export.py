@@ -1,7 +1,7 @@
-"""A trained model as one file for other programs, ONNX or torch.export's own: batch and tape length stay free.
+"""Exports a trained model to ONNX or torch.export, with dynamic batch size and tape length.
 
-No token of a tape depends on a later one, so the graph reads the whole tape and cuts it to the budget that it is given
-with its input; what follows runs on that many tape tokens and costs accordingly.
+A tape token does not depend on later ones, so the graph reads the full tape and cuts it to the number of slots given as
+an input. The blocks after it run on that many tape tokens.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import copy
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -26,6 +28,7 @@ import adatape
 from adatape.config import Experiment, ImageModel, Images, to_dict
 from adatape.data.decode import one_line
 from adatape.data.sets import open_set
+from adatape.evaluate.result import Result
 from adatape.extras import how_to_install
 from adatape.models.adaptive import Adaptive
 from adatape.reader import TapeReader
@@ -38,24 +41,25 @@ M = TypeVar("M", bound=Adaptive)
 Format = Literal["onnx", "torch"]
 SUFFIX: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2"}
 AXES = {"images": "batch", "symbols": "batch", "slots": "length"}
-# Export takes sizes of 0 and 1 for constants and equal sizes for one; any others are only examples.
+# torch.export specialises sizes 0 and 1 and ties equal sizes together, so these differ and are above 1.
 TRACED_BATCH, TRACED_SLOTS = 3, 2
+COMPARED_BATCHES = (1, 2, 4, 5, 8)
 
 
 class Exported(NamedTuple):
-    """What an exported file answers."""
+    """The outputs of an exported file."""
 
     logits: Float[Tensor, "b classes"]
     length: Int[Tensor, " b"] | None  # tape tokens used; None without a tape
 
 
 def frozen(model: M) -> M:
-    """A copy that needs no gradient: attention to a mask that needs one takes another path, which ONNX mistakes."""
+    """A copy without gradients: a mask that requires grad takes another attention path, which ONNX exports wrongly."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
 class Answer(nn.Module):
-    """A model without a tape: logits alone."""
+    """A model without a tape: logits only."""
 
     def __init__(self, model: Adaptive) -> None:
         super().__init__()
@@ -66,7 +70,7 @@ class Answer(nn.Module):
 
 
 class Elastic(nn.Module):
-    """A model with a tape, whose budget is an input: as many tokens as `slots` has places, halted at `threshold`."""
+    """A model with a tape whose budget is an input: `slots.shape[0]` tape tokens, halted at `threshold`."""
 
     def __init__(self, model: Adaptive) -> None:
         super().__init__()
@@ -74,7 +78,7 @@ class Elastic(nn.Module):
         self.model.set_budget()
         reader = self.model.tape_reader()
         if isinstance(reader, TapeReader) and reader.halts:
-            reader.threshold = math.inf  # set_budget would warn of what nobody trained for
+            reader.threshold = math.inf  # set directly: set_budget warns beyond the trained threshold
 
     def forward(self, images: Tensor, slots: Int[Tensor, " n"], threshold: Tensor | None = None) -> tuple[Tensor, ...]:
         reader = self.model.tape_reader()
@@ -88,7 +92,7 @@ class Elastic(nn.Module):
 
 
 def cut(tape: Tape, slots: Int[Tensor, " n"], threshold: Float[Tensor, ""] | None) -> Tape:
-    """The first n tokens of a tape that nothing ended early, visible until the threshold, where there is one."""
+    """The first n tokens of a full tape, visible until the threshold is reached, if one is given."""
     visible = tape.mask if threshold is None else until(tape.weight, threshold)
     mask = visible.index_select(1, slots)
     return Tape(
@@ -96,14 +100,14 @@ def cut(tape: Tape, slots: Int[Tensor, " n"], threshold: Float[Tensor, ""] | Non
         mask=mask,
         index=tape.index.index_select(1, slots).masked_fill(~mask[..., None], -1),
         weight=tape.weight.index_select(1, slots) * mask[..., None],
-        # ONNX Runtime 1.31 gives a sum over no tokens the wrong shape, so the sum is over all of them.
+        # ONNX Runtime 1.31 returns the wrong shape for a sum over an empty axis, so this sums the full tape.
         length=visible.sum(1).clamp(max=slots.shape[0]),
         ponder=tape.ponder,
     )
 
 
 def until(weight: Float[Tensor, "b t k"], threshold: Float[Tensor, ""]) -> Bool[Tensor, "b t"]:
-    """Where Algorithm 2 still runs, added up in its order: a cumulative sum may round otherwise."""
+    """Where Algorithm 2 is still running, summed in its order: `cumsum` may round differently."""
     halting, running = weight.new_zeros(weight.shape[0]), []
     for p in weight.amax(-1).unbind(1):
         running.append(halting < threshold)
@@ -112,7 +116,7 @@ def until(weight: Float[Tensor, "b t k"], threshold: Float[Tensor, ""]) -> Bool[
 
 
 def export_run(folder: Path, to: Format, out: Path | None = None, trust: bool = False) -> Path:
-    """Writes a finished run's model, beside its config.json unless told where; an existing file stays as it is."""
+    """Exports a finished run's model to `out`, by default its folder; existing files are not overwritten."""
     path = export_path(folder, to, out)
     experiment, model = load_run(folder, trust=trust)
     with writing(folder) if out is None else nullcontext():
@@ -121,12 +125,12 @@ def export_run(folder: Path, to: Format, out: Path | None = None, trust: bool = 
 
 
 def export_path(folder: Path, to: str, out: Path | None) -> Path:
-    """Where an export goes, once it is sure that nothing stands there."""
+    """The path to export to; raises if it exists."""
     if to not in get_args(Format):
         raise ValueError(f"to is {to!r}; it must be one of {', '.join(get_args(Format))}")
     path = out or folder / f"model{SUFFIX[to]}"
     if path.suffix != SUFFIX[to]:
-        raise ValueError(f"out is {path}; an export to {to} ends in {SUFFIX[to]}")
+        raise ValueError(f"out is {path}; for {to} it must end in {SUFFIX[to]}")
     for each in (path, path.with_suffix(".json")) if to == "torch" else (path,):
         if each.exists():
             raise FileExistsError(f"{each} exists; choose another --out or remove it")
@@ -134,7 +138,7 @@ def export_path(folder: Path, to: str, out: Path | None) -> Path:
 
 
 def export_model(model: Adaptive, example: Tensor, to: Format, path: Path, about: dict[str, Any]) -> None:
-    """Traces a model on the shape of an example and writes it; `about` goes into the file, or as JSON beside it."""
+    """Traces a model on the example's shape and writes it; `about` is stored in the ONNX file, or as a JSON file."""
     check_exportable(model)
     if to == "onnx":
         _need("onnx", "onnxscript")
@@ -151,7 +155,7 @@ def export_model(model: Adaptive, example: Tensor, to: Format, path: Path, about
 
 
 def arguments(model: Adaptive, x: Tensor, length: int, threshold: float) -> dict[str, Tensor]:
-    """What the exported graph of a model takes, by name and in order."""
+    """The inputs of a model's exported graph, by name and in order."""
     inputs = {"images" if x.is_floating_point() else "symbols": x}
     reader = model.tape_reader()
     if reader is not None:
@@ -173,14 +177,14 @@ def trace(model: Adaptive, inputs: dict[str, Tensor]) -> ExportedProgram:
 
 
 def _forget_sources(program: ExportedProgram) -> None:
-    """A file for others need not tell lines and paths of this machine; what runs without autocast is a graph apart."""
+    """Removes stack traces, which hold paths of this machine, from all graphs; autocast regions are subgraphs."""
     for graph in program.graph_module.modules():
         for node in graph.graph.nodes if isinstance(graph, GraphModule) else ():
             node.meta.pop("stack_trace", None)
 
 
 def check_exportable(model: Adaptive) -> None:
-    """Refuses models whose answer at a budget is no part of their answer at a larger one, or is drawn at random."""
+    """Refuses models whose tape at a budget is not a prefix of a longer one, or is random."""
     refusal = model.export_refusal()
     if refusal is not None:
         raise ValueError(refusal)
@@ -206,7 +210,7 @@ def _write_torch(program: ExportedProgram, path: Path, about: dict[str, Any]) ->
 
 @contextmanager
 def quiet(name: str) -> Iterator[None]:
-    """Keeps a library's advice to its developers from our users."""
+    """Hides a library's warnings."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -236,7 +240,7 @@ def example_for(experiment: Experiment, model: Adaptive, count: int = 1, seed: i
 
 
 def facts(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
-    """What a user of the file must know of the model."""
+    """The facts about a model that a user of its export needs."""
     settings = experiment.model
     known: dict[str, Any] = {
         "model": settings.name if isinstance(settings, ImageModel) else experiment.recipe,
@@ -247,7 +251,7 @@ def facts(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
     reader = model.tape_reader()
     if reader is not None:
         known["steps"] = reader.reading.steps
-        known["slots"] = f"0, 1, 2, … for as many tape tokens as may be read, from none to {known['steps']}"
+        known["slots"] = f"0, 1, …, n - 1 for at most n tape tokens, n from 0 to {known['steps']}"
         known |= {"threshold": reader.reading.threshold} if reader.halts else {}
     if settings.budget is not None:
         known["budget"] = to_dict(settings.budget)
@@ -264,7 +268,7 @@ def _shown(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
 
 
 def open_export(path: Path) -> Callable[[dict[str, Tensor]], Exported]:
-    """The function that an exported file holds, on the CPU."""
+    """Loads an exported file as a function on the CPU."""
     if path.suffix == SUFFIX["onnx"]:
         return _open_onnx(path)
     module = torch.export.load(path).module()
@@ -288,3 +292,50 @@ def _open_onnx(path: Path) -> Callable[[dict[str, Tensor]], Exported]:
         return Exported(found[0], found[1] if len(found) > 1 else None)
 
     return answer
+
+
+class Difference(NamedTuple):
+    """The largest difference of a logit between an exported file and the model that it came from."""
+
+    batch: int
+    length: int | None  # tape tokens that may be read; None without a tape
+    difference: float
+
+
+@dataclass(frozen=True)
+class ExportResult(Result):
+    out: Path
+    to: Format
+    bytes: int
+    seconds: float
+    checks: list[Difference]
+    """empty without onnxruntime, which ONNX files need to be compared"""
+    largest_difference: float | None
+
+
+def write_export(folder: Path, to: Format = "onnx", out: Path | None = None, trust: bool = False) -> ExportResult:
+    """Writes a run's model for other programs, and compares it with the model at sizes that it was not traced at."""
+    began = time.perf_counter()
+    path = export_run(folder, to, out, trust)
+    seconds = time.perf_counter() - began
+    checks = [] if to == "onnx" and find_spec("onnxruntime") is None else compare(path, *load_run(folder, trust=trust))
+    largest = max((each.difference for each in checks), default=None)
+    return ExportResult(path, to, path.stat().st_size, seconds, checks, largest)
+
+
+def compare(path: Path, experiment: Experiment, model: Adaptive) -> list[Difference]:
+    """Both at several sizes of batch and tape, at the trained threshold."""
+    answer, model = open_export(path), model.eval()
+    found = []
+    for n, batch in enumerate(COMPARED_BATCHES):
+        x, length, threshold = example_for(experiment, model, batch, seed=n), None, 1.0
+        reader = model.tape_reader()
+        if reader is not None:
+            reading = reader.reading
+            length, threshold = round(n * reading.steps / (len(COMPARED_BATCHES) - 1)), reading.threshold
+            model.set_budget(length, threshold)
+        with torch.no_grad():
+            logits = model(x)
+        away = answer(arguments(model, x, length or 0, threshold)).logits - logits
+        found.append(Difference(batch, length, float(away.abs().max())))
+    return found

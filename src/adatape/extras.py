@@ -1,4 +1,4 @@
-"""Which extra of the package brings a library that only some verbs need."""
+"""Maps optional libraries to the package extra that installs them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ EXTRA_OF = {
     "tyro": "cli",
     "rich": "cli",
     "pydantic": "cli",
+    "jinja2": "cli",
     "sklearn": "train",
     "scipy": "train",
     "tensorboard": "train",
@@ -23,7 +24,7 @@ EXTRA_OF = {
 
 
 def how_to_install(module: str | None) -> str | None:
-    """One line for a module that is not installed; None where it is no part of an extra."""
+    """A one-line install hint for a missing module; None where no extra contains it."""
     library = (module or "").partition(".")[0]
     extra = EXTRA_OF.get(library)
-    return extra and f"{library} is not installed; `pip install 'adatape[{extra}]'` brings it"
+    return extra and f"{library} is not installed; `pip install 'adatape[{extra}]'` installs it"

@@ -1,7 +1,4 @@
-"""A function captured as a CUDA graph: small kernels cost less to run than to launch, and a replay launches once.
-
-And whether a graph is being exported, to be run by other programs.
-"""
+"""CUDA graph capture of a function, and tests for whether code is being compiled, captured or exported."""
 
 from __future__ import annotations
 
@@ -16,20 +13,20 @@ Tensors = tuple[Tensor, ...]
 
 
 def exporting() -> bool:
-    """`torch.compiler.is_exporting`, which torch 2.11 takes for true in everything that it compiles."""
+    """As `torch.compiler.is_exporting`, which torch 2.11 also makes true under torch.compile."""
     return bool(torch.compiler._is_exporting_flag)
 
 
 def fixed() -> bool:
-    """Whether what runs now is recorded to be repeated, so that no value of it may decide what comes next."""
+    """Whether code is being compiled or captured, so that control flow must not depend on tensor values."""
     return torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 @contextmanager
 def room_to_compile(forwards: int) -> Iterator[None]:
-    """For so many graphs of one function: dynamo keeps eight by itself, and runs the ninth uncompiled without an error.
+    """Raises dynamo's recompile limit to `forwards`; beyond the default of 8 it silently runs eagerly.
 
-    All our models share one forward.
+    All models share one `forward`, so their graphs count together.
     """
     from torch._dynamo import config
 
@@ -39,9 +36,9 @@ def room_to_compile(forwards: int) -> Iterator[None]:
 
 
 def captured(function: Callable[..., Tensors]) -> Callable[..., Tensors]:
-    """`function` of tensors on a GPU, run eagerly a few times, as lazy state needs, and replayed from then on.
+    """`function` of GPU tensors, run eagerly WARM_UP_CALLS times, then captured as a CUDA graph and replayed.
 
-    Shapes must stay what they were at the first call.
+    All calls must have the shapes of the first.
     """
     held: list[Tensor] = []
     graph: list[tuple[torch.cuda.CUDAGraph, Tensors]] = []
@@ -69,7 +66,7 @@ def captured(function: Callable[..., Tensors]) -> Callable[..., Tensors]:
 
 
 def _on_side_stream(function: Callable[..., Tensors], given: list[Tensor]) -> Tensors:
-    """Capture wants its warm-up off the default stream."""
+    """Runs on a side stream, as CUDA graph capture requires of its warm-up."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,4 +1,4 @@
-"""Random numbers that belong to a key, not to a process: the same on a CPU and a GPU, in any batch, on any rank."""
+"""Counter-based random numbers: functions of a key, so the same on CPU and GPU, in any batch and on any rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORD = 1 << 64
 
 
 def key_of(*words: int) -> int:
-    """One key of several whole numbers, such as seed, epoch and purpose."""
+    """Combines several integers, such as seed, epoch and purpose, into one key."""
     key = 0
     for word in words:
         key = int(_mixed(torch.tensor(_signed(key + word * GOLDEN + GOLDEN))))
@@ -31,7 +31,7 @@ def uniform(keys: Int[Tensor, "n"], count: int) -> Float[Tensor, "n count"]:
     return _uniform(keys, count)
 
 
-# Opaque to compilers: inductor (torch 2.11) takes a range times a 64-bit constant for an index of 32 bits.
+# A custom op, because inductor (torch 2.11) computes a range times a 64-bit constant in 32 bits.
 @torch.library.custom_op("adatape::uniform", mutates_args=(), schema="(Tensor keys, int count) -> Tensor")
 def _uniform(keys: Tensor, count: int) -> Tensor:
     steps = torch.arange(1, count + 1, device=keys.device) * _signed(GOLDEN)
@@ -44,7 +44,7 @@ def _(keys: Tensor, count: int) -> Tensor:
 
 
 def normal(keys: Int[Tensor, "n"], count: int) -> Float[Tensor, "n count"]:
-    """Standard normal numbers for each key, by Box and Muller."""
+    """`count` standard normal numbers for each key, by the Box-Muller transform."""
     pairs = (count + 1) // 2
     radius, angle = uniform(keys, 2 * pairs).chunk(2, 1)
     radius, angle = (-2 * (1 - radius).log()).sqrt(), angle * (2 * math.pi)
@@ -58,7 +58,7 @@ def _mixed(z: Tensor) -> Tensor:
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """To the right, filling with zeros; torch's own shift copies the sign."""
+    """Logical right shift; torch's `>>` is arithmetic."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""Ragged sequences in a padded batch: which rows may be seen, and what stands in the rows that may not."""
+"""Ragged sequences: attention masks of padded batches, the values of hidden rows, and packing visible rows together."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from adatape.records import Tape
 def append(
     tokens: Float[Tensor, "b n d"], tape: Float[Tensor, "b t d"], mask: Bool[Tensor, "b t"]
 ) -> tuple[Float[Tensor, "b m d"], Bool[Tensor, "b m"]]:
-    """Input tokens, all visible, followed by the tape."""
+    """Concatenates input tokens, all visible, and the tape, with the mask of both."""
     seen = mask.new_ones(tokens.shape[0], tokens.shape[1])
     return torch.cat([tokens, tape.to(tokens.dtype)], 1), torch.cat([seen, mask], 1)
 
 
 def key_mask(visible: Bool[Tensor, "b m"]) -> Bool[Tensor, "b 1 1 m"]:
-    """The attention mask under which no row looks at a hidden one."""
+    """The attention mask that hides hidden rows as keys."""
     return visible[:, None, None, :]
 
 
 def hide_beyond(tape: Tape, budget: Int[Tensor, "b"]) -> Tape:
-    """The tape as if each sample had been allowed only so many tokens; ponder stays as it was read."""
+    """Hides each sample's tape tokens beyond its `budget`; ponder is unchanged."""
     hidden = ~tape.mask | (torch.arange(tape.mask.shape[1], device=budget.device) >= budget[:, None])
     return Tape(
         tokens=tape.tokens.masked_fill(hidden[..., None], 0),
@@ -40,33 +40,33 @@ def hide_beyond(tape: Tape, budget: Int[Tensor, "b"]) -> Tape:
 
 
 def key_bias(visible: Bool[Tensor, "b m"], gate: Float[Tensor, "h"], tape: int) -> Float[Tensor, "b h 1 m"]:
-    """What to add to attention scores: 0 for inputs, each head's log-gate for the last `tape` rows, -∞ for hidden."""
+    """The attention bias: 0 for inputs, each head's log-gate for the last `tape` rows, -∞ for hidden rows."""
     opened = torch.arange(visible.shape[1], device=visible.device) >= visible.shape[1] - tape
     keys = torch.where(opened, gate[:, None], gate.new_zeros(()))
     return torch.where(visible[:, None, None, :], keys[:, None, :], gate.new_full((), -math.inf))
 
 
 def fill_hidden(tokens: Float[Tensor, "b m d"], visible: Bool[Tensor, "b m"], start: int) -> Float[Tensor, "b m d"]:
-    """Hidden rows become the mean of the visible ones from `start` on, the rows that are pooled.
+    """Sets hidden rows to the mean of the visible rows from `start` on, the rows that are pooled.
 
-    A mean or maximum over all rows is then the mean or maximum over the visible ones, so timm's own pooling is right.
+    A mean or maximum over all rows then equals that over the visible ones, so timm's pooling can be used unchanged.
     """
     seen = visible[:, start:, None]
-    count = seen.sum(1, keepdim=True).clamp(min=1)  # of a sample that sees its class token alone, nothing is pooled
+    count = seen.sum(1, keepdim=True).clamp(min=1)  # 0 where only the class token is visible
     mean = (tokens[:, start:] * seen).sum(1, keepdim=True) / count
     return torch.where(visible[..., None], tokens, mean.to(tokens.dtype))
 
 
 class Packing(NamedTuple):
-    """Which rows of a batch are kept, in one row: sample after sample, without those that keep none."""
+    """The rows of a batch that are kept, concatenated sample after sample; samples that keep none are left out."""
 
-    kept: Tensor  # (n,) int64, their places among all rows of the batch
-    bounds: Tensor  # (s + 1,) int32, where each sample's rows begin and end
+    kept: Tensor  # (n,) int64, their indices in the flattened batch
+    bounds: Tensor  # (s + 1,) int32, cumulative sequence lengths
     longest: int
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Samples that all keep as many rows remain a batch, which attention likes better."""
+        """(samples, rows) where all samples keep equally many, since plain attention is faster; else (1, all rows)."""
         samples, rows = self.bounds.shape[0] - 1, self.kept.shape[0]
         return (samples, self.longest) if samples * self.longest == rows else (1, rows)
 
@@ -76,11 +76,11 @@ class Packing(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A packing on its way: all of it is launched, and only how much is kept has to be heard from a GPU."""
+    """A Packing whose kernels are launched, but whose sizes have not been copied from the GPU yet."""
 
-    kept: Tensor  # (b·n,) int64, with what nobody needs behind the kept ones
-    bounds: Tensor  # (b + 1,) int32, likewise
-    sizes: Tensor  # (3,) int64: rows kept, samples that keep any, the longest
+    kept: Tensor  # (b·n,) int64, padded with zeros after the kept indices
+    bounds: Tensor  # (b + 1,) int32, padded likewise
+    sizes: Tensor  # (3,) int64: rows kept, samples that keep any, longest sample
 
     def heard(self) -> Packing:
         rows, samples, longest = self.sizes.tolist()
@@ -88,14 +88,14 @@ class Asked(NamedTuple):
 
 
 def ask(keep: Bool[Tensor, "b n"]) -> Asked:
-    """Launch what else there is to do before hearing: meanwhile a GPU has nothing else to work on."""
+    """Starts a packing. Launch other work before `heard`, which waits for the GPU."""
     count = keep.sum(1)
     bounds = F.pad(count.index_select(0, places(count > 0)).cumsum(0), (1, 0)).int()
     return Asked(places(keep.flatten()), bounds, torch.stack([count.sum(), (count > 0).sum(), count.max()]))
 
 
 def packing(keep: Bool[Tensor, "b n"]) -> Packing:
-    """Its shapes depend on the data, so this belongs to inference."""
+    """The Packing of the rows where `keep` is True; its shapes depend on the data, so it is for inference only."""
     return ask(keep).heard()
 
 
@@ -107,7 +107,7 @@ def everything(like: Bool[Tensor, "b n"]) -> Packing:
 
 
 def places(keep: Bool[Tensor, "n"]) -> Int[Tensor, "n"]:
-    """Where `keep` is True, then zeros; whoever knows how often that is cuts them off, so nobody waits for a count."""
+    """Indices where `keep` is True, padded with zeros to a static size, so that a GPU need not be synchronised."""
     return keep.nonzero_static(size=keep.shape[0], fill_value=0).squeeze(1)
 
 
@@ -116,20 +116,20 @@ def pack(rows: Float[Tensor, "b n *d"], packing: Packing) -> Float[Tensor, "s m 
 
 
 def unpack(packed: Float[Tensor, "s m *d"], packing: Packing, shape: tuple[int, int]) -> Float[Tensor, "b n *d"]:
-    """Undoes `pack`, with zeros where nothing was kept."""
+    """Inverse of `pack`; rows that were not kept are zero."""
     empty = packed.new_zeros(shape[0] * shape[1], *packed.shape[2:])
     return empty.index_copy(0, packing.kept, packed.flatten(0, 1)).unflatten(0, shape)
 
 
 class TapeRows(NamedTuple):
-    """Which rows of a packed batch are inputs, and which are tape."""
+    """Indices of input rows and of tape rows in a packed batch."""
 
     inputs: Tensor  # int64
     tape: Tensor  # int64
 
 
 def tape_rows(packing: Packing, shape: tuple[int, int], inputs: int) -> TapeRows:
-    """For a batch of that shape of which all inputs, the first rows, were kept."""
+    """TapeRows of a packed batch whose padded shape was `shape`; all `inputs` first rows of each sample are kept."""
     tape = packing.kept % shape[1] >= inputs
     count = shape[0] * inputs
     return TapeRows(places(~tape)[:count], places(tape)[: tape.shape[0] - count])

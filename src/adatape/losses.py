@@ -1,4 +1,4 @@
-"""The loss of an answer: training, `bench` and the models' own losses use this one."""
+"""The classification loss, shared by training, `bench` and the models' `loss` methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LossName = Literal["softmax", "sigmoid"]
 
 
 def class_loss(logits: Float[Tensor, "b c"], target: Tensor, kind: LossName = "softmax") -> Float[Tensor, ""]:
-    """Cross-entropy over classes, or of each class by itself, summed; targets are classes or their probabilities."""
+    """Softmax cross-entropy, or sigmoid cross-entropy summed over classes; targets are indices or probabilities."""
     logits = logits.float()
     if kind == "softmax":
         return F.cross_entropy(logits, target)

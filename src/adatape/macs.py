@@ -1,7 +1,7 @@
-"""Parameters and multiply-adds of a ViT's parts, from shapes alone. One multiply-add counts as 1, as in the paper.
+"""Parameters and multiply-adds of a ViT's parts, computed from shapes. One multiply-add counts as 1, as in the paper.
 
-Matmuls, convolutions and attention are counted, as `torch.utils.flop_counter.FlopCounterMode` does; gathers, norms,
-softmax and other elementwise work are not. A test holds the two equal.
+Matmuls, convolutions and attention are counted; gathers, norms, softmax and other elementwise operations are not. A
+test compares the counts with `torch.utils.flop_counter.FlopCounterMode`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 
 class Part(NamedTuple):
-    """One part of a model: what it holds, and what it does for one sample."""
+    """One part of a model: its parameters, and its multiply-adds for one sample."""
 
     name: str
     parameters: int
@@ -23,7 +23,7 @@ class Part(NamedTuple):
 
 
 class NoCostFormula(TypeError):  # noqa: N818
-    """A kind of model or module whose multiply-adds are not known."""
+    """Raised for a model or module whose multiply-adds cannot be computed."""
 
 
 def total(parts: Iterable[Part]) -> Part:
@@ -32,7 +32,7 @@ def total(parts: Iterable[Part]) -> Part:
 
 
 def vit_cost(vit: VisionTransformer) -> list[Part]:
-    """Every block once, for all tokens."""
+    """The parts of a plain ViT: every block runs once on all tokens."""
     blocks = sum(block_macs(block, input_tokens(vit)) for block in vit.blocks)
     return [embedding_cost(vit), Part("blocks", parameter_count(vit.blocks, vit.norm), blocks), head_cost(vit)]
 
@@ -49,7 +49,7 @@ def head_cost(vit: VisionTransformer) -> Part:
 
 
 def block_macs(block: Any, inputs: int, tape: int = 0) -> int:
-    """Attention over all rows, and a feed-forward for each; a block with several says what they cost."""
+    """Multiply-adds of attention and feed-forward over all rows; blocks may override `feed_forward_macs`."""
     rows = inputs + tape
     attention = rows * linear_macs(block.attn) + 2 * rows * rows * block.attn.attn_dim
     fed = getattr(block, "feed_forward_macs", None)
@@ -61,7 +61,7 @@ def input_tokens(vit: VisionTransformer) -> int:
 
 
 def linear_macs(module: nn.Module) -> int:
-    """Of a module's linear layers, for one row."""
+    """Multiply-adds of a module's linear layers for one row."""
     return sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
 
 
@@ -70,11 +70,11 @@ def parameter_count(*modules: nn.Module) -> int:
 
 
 def token_macs(module: nn.Module) -> int:
-    """Of making a sample's tokens; a bank or an embedding of our own has a method for it."""
+    """Multiply-adds of computing one sample's tokens, by the module's `token_macs` or for timm's PatchEmbed."""
     own: Any = getattr(module, "token_macs", None)
     if own is not None:
         macs: int = own()
         return macs
     if isinstance(module, PatchEmbed):
         return module.num_patches * module.proj.weight.numel()
-    raise NoCostFormula(f"no cost formula for the tokens of {type(module).__name__}")
+    raise NoCostFormula(f"no cost formula for the tokens of {type(module).__name__}; define its method token_macs")

@@ -1,4 +1,4 @@
-"""Attention within ragged sequences, without a mask: what to hand timm's blocks in place of one."""
+"""Attention on ragged sequences: objects that are passed to timm's blocks as `attn_mask` and run a faster kernel."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class Ragged(ABC):
-    """Stands in for an attention mask, and takes over where fused attention is called with it.
+    """An `attn_mask` that intercepts `scaled_dot_product_attention`, as PyTorch's `CausalBias` does.
 
-    PyTorch's `CausalBias` does so too. To attention that is not fused it is the boolean mask that it stands for.
+    Non-fused attention sees it as the boolean mask that it represents.
     """
 
     dtype = torch.bool
 
     @abstractmethod
     def mask(self) -> Bool[Tensor, "..."]:
-        """The mask, True where a query sees a key."""
+        """The boolean mask, True where a query attends to a key."""
 
     @abstractmethod
     def fast(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of each sequence to itself, as a GPU does it best in half precision."""
+        """Attention within each sequence by the fastest GPU kernel, in half precision."""
 
     @abstractmethod
     def masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        """The same, anywhere and with any options."""
+        """Attention within each sequence on any device, in any dtype and with any options."""
 
     @classmethod
     def __torch_function__(
@@ -52,10 +52,10 @@ class Ragged(ABC):
 
 
 class Tail(Ragged):
-    """A padded batch of which only the end of each row is hidden.
+    """A padded batch in which only the tail of each sequence is hidden.
 
-    No shape depends on the data, and nobody waits for the GPU. Of the kernels that can hide keys, cuDNN's is the
-    fastest, if each sample's bias begins where eight numbers may be loaded at once.
+    Shapes do not depend on the data, so a GPU is not synchronised. cuDNN's kernel is the fastest that accepts a bias,
+    if each sample's bias starts at a multiple of 8 elements.
     """
 
     def __init__(self, visible: Bool[Tensor, "b n"]) -> None:
@@ -72,13 +72,13 @@ class Tail(Ragged):
 
 
 class Packed(Ragged):
-    """Sequences of different lengths in one row, one after the other."""
+    """Sequences of different lengths, concatenated into one row."""
 
     def __init__(self, packing: Packing) -> None:
         self.bounds, self.total, self.longest = packing.bounds, packing.kept.shape[0], packing.longest
 
     def mask(self) -> Bool[Tensor, "1 1 n n"]:
-        """Quadratic in all tokens of the batch."""
+        """The block-diagonal mask, quadratic in the number of tokens of the batch."""
         sample = self._places() // self.longest
         return (sample[:, None] == sample)[None, None]
 
@@ -86,7 +86,7 @@ class Packed(Ragged):
         return _unflat(varlen(_flat(q), _flat(k), _flat(v), self.bounds, self.longest), 1)
 
     def masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        """One sequence after the other where that costs nothing, else each padded to the longest, and cut again."""
+        """On a CPU one sequence after the other; elsewhere each sequence padded to the longest, and unpadded again."""
         if q.is_cpu and not torch.compiler.is_compiling():
             parts = zip(*(x.split(self.bounds.diff().tolist(), 2) for x in (q, k, v)), strict=True)
             return torch.cat([F.scaled_dot_product_attention(*part, **options) for part in parts], 2)
@@ -97,19 +97,19 @@ class Packed(Ragged):
         return _unflat(_flat(attended).index_select(0, places), 1)
 
     def _places(self) -> Int[Tensor, "n"]:
-        """Where each row stands once every sequence is padded to the longest."""
+        """The index of each row once every sequence is padded to the longest."""
         row = torch.arange(self.total, device=self.bounds.device)
         sample = torch.bucketize(row, self.bounds[1:], right=True)
         return sample * self.longest + row - self.bounds[sample]
 
 
 def hide_tail(visible: Bool[Tensor, "b n"]) -> Tail | Bool[Tensor, "b 1 1 n"]:
-    """What keeps a padded batch from its hidden rows; an exported graph, which other programs run, has a plain mask."""
+    """The `attn_mask` of a padded batch: `Tail`, or a plain boolean mask in an exported graph."""
     return key_mask(visible) if exporting() else Tail(visible)
 
 
 def aligned_bias(visible: Bool[Tensor, "b n"], dtype: torch.dtype) -> Float[Tensor, "b 1 1 n"]:
-    """What to add to scores: -∞ where hidden. Rows stand a multiple of eight apart, also in a compiled graph."""
+    """The attention bias, -∞ where hidden, with strides that are a multiple of 8, also in a compiled graph."""
     b, n = visible.shape
     apart = n + -n % 8
     shown = F.pad(visible, (0, apart - n))
@@ -124,14 +124,14 @@ def varlen(
     bounds: Int[Tensor, "edges"],
     longest: int,
 ) -> Float[Tensor, "n h d"]:
-    """Attention within each of s sequences that lie end to end."""
+    """Attention within each of several concatenated sequences; `bounds` are their cumulative lengths."""
     attended = varlen_attn(q, k, v, bounds, bounds, longest, longest)
-    assert isinstance(attended, Tensor)  # a pair, only where more was asked for
+    assert isinstance(attended, Tensor)  # a tuple only with return_aux
     return attended
 
 
 def has_fast_path(q: Tensor, v: Tensor) -> bool:
-    """Whether a fast kernel takes heads of this device, type and width."""
+    """Whether a fast kernel supports this device, dtype and head width."""
     if not (q.is_cuda and v.dtype in HALF):
         return False
     return q.shape[-1] == v.shape[-1] <= 256 and q.shape[-1] % 8 == 0 and _has_flash(q.device.index)
@@ -143,13 +143,13 @@ def _has_flash(device: int) -> bool:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Ragged, **options: Any) -> Tensor:
-    if any(options.values()) or not has_fast_path(q, v):  # dropout, a scale: what the kernel does not do
+    if any(options.values()) or not has_fast_path(q, v):  # the kernels take no dropout or scale
         return attn_mask.masked(q, k, v, **options)
     return attn_mask.fast(q.to(v.dtype), k.to(v.dtype), v)  # autocast leaves normed queries and keys in float32
 
 
 def _flat(x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b*n h d"]:
-    """A view, where q, k and v are parts of one projection."""
+    """Merges batch and sequence; a view where q, k and v come from one projection."""
     return x.transpose(1, 2).flatten(0, 1)
 
 

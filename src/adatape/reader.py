@@ -1,8 +1,7 @@
-"""TapeReader: what surrounds Algorithm 2 in a model. Shared norm, noise, hidden tokens, and a budget.
+"""TapeReader: Algorithm 2 as a module, with shared norm, query noise, hidden bank tokens and a budget.
 
-It reads in one of two ways, with the same result: by the definition, `atr.read_tape`, over a bank that is all there;
-or by finding first (`kernels.find`, without gradients, over keys alone) and then making and weighting only the tokens
-that were found, which is what a GPU does.
+It has two paths with the same result: `atr.read_tape` on all bank tokens; or, on a GPU, `kernels.find`, which selects
+indices from keys without gradient, after which only the selected tokens are computed and weighted.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from adatape.records import Tape
 
 
 def at_random(d: Float[Tensor, "b c"], k: int) -> Tensor:
-    """A control: unread tokens in random order."""
+    """A control: k random unread tokens."""
     return highest(torch.rand_like(d).masked_fill(d == -math.inf, -math.inf), k)
 
 
 def in_order(d: Float[Tensor, "b c"], k: int) -> Tensor:
-    """A control: unread tokens as they stand in the bank."""
+    """A control: the first k unread tokens of the bank."""
     place = -torch.arange(d.shape[-1], device=d.device, dtype=d.dtype)
     return highest(place.expand_as(d).masked_fill(d == -math.inf, -math.inf), k)
 
@@ -40,14 +39,14 @@ CHOICES: dict[Choice, Choose] = {"highest": highest, "random": at_random, "order
 
 
 class TapeReader(nn.Module):
-    """Reads a tape for a query from a bank, both through one LayerNorm.
+    """Reads a tape for a query from a bank, both normalised by one LayerNorm.
 
-    It reads in float32 or better, and gives tokens of the query's dtype. `finds` says whether it finds before it reads
-    (True), reads by the definition (False), or does what suits the device (None).
+    It computes in float32 or better and returns tokens of the query's dtype. `finds` chooses the path: `kernels.find`
+    (True), `atr.read_tape` (False), or the former on a GPU only (None).
     """
 
     finds: bool | None = None
-    halts = True  # whether a threshold ends a tape
+    halts = True  # whether a threshold can end a tape
     scales_rows = False  # whether blocks multiply tape rows by their weight
 
     def __init__(self, width: int, reading: Reading, bank_size: int) -> None:
@@ -66,7 +65,7 @@ class TapeReader(nn.Module):
         return reading.steps * reading.merged
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
-        """Sets the most tokens to read and where to halt; the threshold scales with steps unless it is given."""
+        """Sets the maximum tape length and the halting threshold, which scales with steps unless given."""
         steps = self.reading.steps if steps is None else steps
         if steps < 0:
             raise ValueError(f"steps is {steps}; it must be 0 (no tape) or more")
@@ -81,9 +80,9 @@ class TapeReader(nn.Module):
 
     @property
     def always_full(self) -> bool:
-        """Whether no sample can halt early: weights are at most 1, so they sum to less than a high enough threshold.
+        """Whether no sample can halt early: steps - 1 weights of at most 1 cannot reach the threshold.
 
-        An infinite one is set by whoever means to cut the tape otherwise.
+        An infinite threshold does not count: `export` sets it and then cuts the tape itself.
         """
         return self.steps - 1 < self.threshold < math.inf and not (self.training and self.reading.sample_budgets)
 
@@ -148,7 +147,7 @@ class TapeReader(nn.Module):
             ponder_at_halt=reading.ponder_at_halt,
             choose=CHOICES[reading.choose],
             temperature=reading.temperature,
-            check=False,  # a trained model's values are its own; a look at them would wait for the GPU every step
+            check=False,  # checking values would synchronise the GPU at every step
         )
 
     def _norm(self, x: Tensor) -> Tensor:
@@ -160,20 +159,20 @@ class TapeReader(nn.Module):
         return _chance(query, size, key) < self.reading.hide
 
     def row_scale(self, tape: Tape, inputs: int) -> Float[Tensor, "b m"] | None:  # noqa: ARG002
-        """What blocks multiply rows by after each norm: nothing, but for an ablation."""
+        """Factors by which blocks multiply rows after each norm; None except in an ablation."""
         return None
 
     def never_halt(self) -> None:
         self.threshold = max(float(self.steps), self.threshold)  # no weight is above 1
 
     def export_refusal(self) -> str | None:
-        """Why its answer at a budget is no part of its answer at a larger one, or is drawn at random."""
+        """Why a graph with dynamic tape length cannot be exported; None where it can."""
         if self.halts and self.reading.choose == "random":
-            return "choose is 'random'; an exported graph answers the same each time, so use 'highest'"
+            return "choose is 'random'; an exported graph is deterministic, so use 'highest'"
         return None
 
     def macs(self, bank_size: int, tape: int) -> int:
-        """Scores of the whole bank at each step."""
+        """Multiply-adds of scoring the whole bank at each step."""
         return tape * bank_size * self.reading.query_width
 
     def extra_repr(self) -> str:
@@ -181,7 +180,7 @@ class TapeReader(nn.Module):
 
 
 def _noise(like: Float[Tensor, "b d"], key: Int[Tensor, "b"] | None) -> Float[Tensor, "b d"]:
-    """A sample's noise belongs to its key, where it has one, and so not to its batch or process."""
+    """Gaussian noise, a function of the sample's key if given, so that it is the same in any batch or process."""
     return torch.randn_like(like) if key is None else normal(keys_of(1, key), like.shape[1]).to(like.dtype)
 
 
@@ -192,7 +191,7 @@ def _chance(like: Float[Tensor, "b d"], count: int, key: Int[Tensor, "b"] | None
 
 
 def _drawn_budget(like: Float[Tensor, "b d"], steps: int, key: Int[Tensor, "b"] | None) -> Int[Tensor, "b"]:
-    """From 0 to `steps`, evenly."""
+    """One budget per sample, uniform from 0 to `steps`."""
     drawn = torch.rand(like.shape[0], device=like.device) if key is None else uniform(keys_of(3, key), 1).squeeze(1)
     return (drawn * (steps + 1)).long().clamp(max=steps)
 
@@ -200,11 +199,11 @@ def _drawn_budget(like: Float[Tensor, "b d"], steps: int, key: Int[Tensor, "b"] 
 def _warn_beyond(name: str, value: float, built: float) -> None:
     if value > built:
         text = f"{name} is {value}; the model was built, and perhaps trained, for at most {built}"
-        warnings.warn(text, stacklevel=4)  # whoever called the model's set_budget
+        warnings.warn(text, stacklevel=4)  # points at the caller of the model's set_budget
 
 
 def _check_reading(reading: Reading, width: int) -> None:
-    """Refuses at construction what reading would refuse later."""
+    """Checks settings at construction instead of at the first read."""
     if not 0 < reading.query_width <= width:
         raise ValueError(f"query_width is {reading.query_width}; it must be between 1 and the model's width {width}")
     if reading.choose not in CHOICES:

@@ -1,4 +1,4 @@
-"""The records that cross rooms: what a reader hands the encoder, and what every model hands the rest."""
+"""The two records that modules exchange: `Tape`, from a reader to the encoder, and `Output`, from every model."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from torch import Tensor
 
 
 class Tape(NamedTuple):
-    """What was read for each of b samples in t steps of k merged bank tokens."""
+    """Tape tokens of b samples: t steps, each of k merged bank tokens."""
 
     tokens: Tensor  # (b, t, d), zero where hidden
-    mask: Tensor  # (b, t) bool, True = visible; only the tail is ever hidden
-    index: Tensor  # type: ignore[assignment]  # (b, t, k) int64, -1 where hidden; hides tuple.index, which nobody needs
+    mask: Tensor  # (b, t) bool, True = visible; hidden tokens are always at the end
+    index: Tensor  # type: ignore[assignment]  # (b, t, k) int64, -1 where hidden; shadows tuple.index
     weight: Tensor  # (b, t, k), zero where hidden
     length: Tensor  # (b,) int64, visible tokens per sample
-    ponder: Tensor  # (b,), the loss term that asks for short tapes
+    ponder: Tensor  # (b,), the loss term that favours short tapes
 
 
 class Steps(NamedTuple):
-    """How a method that repeats itself spread its steps."""
+    """The per-step weights, and logits if any, of a method that repeats blocks."""
 
-    weight: Tensor  # (b, t), or (b, t, n) where tokens halt apart: each step's share; zero once halted
-    logits: Tensor | None = None  # (b, t, classes), where every step answers
+    weight: Tensor  # (b, t), or (b, t, n) where tokens halt separately; zero once halted
+    logits: Tensor | None = None  # (b, t, classes), where every step has logits
 
 
 class Searched(NamedTuple):
@@ -46,10 +46,10 @@ class Places(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What every model gives for `model(x, output=True)`."""
+    """The result of `model(x, output=True)` for every model."""
 
     logits: Tensor  # (b, classes)
-    features: Tensor  # (b, d), pooled, what the classifier sees
+    features: Tensor  # (b, d), pooled, the classifier's input
     ponder: Tensor  # (b,)
     tape: Tape | None = None
     steps: Steps | None = None

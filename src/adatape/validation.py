@@ -1,6 +1,6 @@
-"""What files, the command line and Python callers give, checked against the limits that records and options declare.
+"""Checks values from files, the command line and Python callers against the limits declared in type hints.
 
-pydantic is imported where something is checked, so that `adatape --help` does not wait for it.
+pydantic is imported inside functions, so that `adatape --help` does not import it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
-Problem = dict[str, Any]  # an error as pydantic describes it: type, loc, input, ctx
+Problem = dict[str, Any]  # one of pydantic's errors: type, loc, input, ctx
 
 LARGEST_FILE = 16_000_000  # bytes of a config.json or result.json
-SHOWN, REASON = 60, 200  # characters of a value and of a library's reason that an error shows
+SHOWN, REASON = 60, 200  # maximum characters of a value, and of a library's reason, in an error message
 KINDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -38,7 +38,7 @@ KINDS = {
     "dataclass_type": "an object",
     "tuple_type": "a list",
     "none_required": "null",
-    "predicate_failed": is_folder_name.__doc__,  # the one predicate among the records' limits
+    "predicate_failed": is_folder_name.__doc__,  # the only predicate in use
 }
 LIMITS = {
     "greater_than": ("more than", "gt"),
@@ -46,58 +46,58 @@ LIMITS = {
     "less_than": ("less than", "lt"),
     "less_than_equal": ("at most", "le"),
 }
-FIRST = ("unexpected_keyword_argument", "missing")  # a wrong name explains more than what follows from it
+FIRST = ("unexpected_keyword_argument", "missing")  # reported first: a wrong name often causes the other errors
 
 
 def read_record(kind: type[T], path: Path) -> T:
-    """A record from a JSON file; an error is one line that names the file, the field and its limit."""
+    """Reads a record from a JSON file; errors are one line that names the file, the field and its limit."""
     record: T = _parsed(kind, file_bytes(path), f"{path}: ", path)
     return record
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
+    """Reads a JSON object from a file."""
     try:
         found = json.loads(file_bytes(path))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{path} holds {_shown(found)}; it must be an object")
+        raise ValueError(f"{path} contains {_shown(found)}; it must be a JSON object")
     return found
 
 
 def file_bytes(path: Path) -> bytes:
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file" if path.exists() else f"{path} does not exist")
+        raise FileNotFoundError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
     if path.stat().st_size > LARGEST_FILE:
         raise ValueError(f"{path} has {path.stat().st_size:,} bytes; it must have at most {LARGEST_FILE:,}")
     return path.read_bytes()
 
 
 def from_values(kind: type[T], values: Any, source: str = "") -> T:
-    """A record from plain values, as they are in JSON."""
+    """Makes a record from JSON values."""
     prefix = f"{source}: " if source else ""
     try:
         text = json.dumps(values)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{prefix}{kind.__name__} must be written as JSON: {error}") from error
+        raise ValueError(f"{prefix}{kind.__name__} cannot be written as JSON: {error}") from error
     record: T = _parsed(kind, text, prefix)
     return record
 
 
 def check(record: Any) -> None:
-    """Raises where a record that was made in Python has a value beyond its field's limits."""
+    """Raises if a record made in Python has a value outside its field's limits."""
     from_values(type(record), dataclasses.asdict(record))
 
 
 def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> None:
-    """Raises where one of some named values is beyond the limits that a type hint of its name declares."""
+    """Raises if a value is outside the limits that the type hint of its name declares."""
     from pydantic import ValidationError
 
     for name, value in values.items():
         if name not in hints or not _has_limits(hints[name]):
             continue
-        # As text, so that lists may stand for tuples but text not for numbers.
+        # Validated as JSON: lists are then accepted for tuples, but not strings for numbers.
         try:
             _adapter(hints[name]).validate_json(json.dumps(value), strict=True)
         except ValidationError as error:
@@ -108,7 +108,7 @@ def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], prefix: st
 
 
 def call_checked(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Calls a function once its arguments are within the limits of its signature."""
+    """Calls a function after checking its arguments against the limits in its signature."""
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     check_values(get_type_hints(function, include_extras=True), given)
     return function(*args, **kwargs)
@@ -143,7 +143,7 @@ def _parsed(kind: Any, text: str | bytes, prefix: str, path: Path | None = None)
 
 
 def _check_together(experiment: Experiment, prefix: str) -> None:
-    """Limits of one field that depend on another."""
+    """Checks limits of one field that depend on another."""
     augment, settings = getattr(experiment.data, "augment", None), experiment.optimizer
     if augment is not None and augment.area[0] > augment.area[1]:
         raise ValueError(f"{prefix}data.augment.area is {list(augment.area)}; the first must be at most the second")
@@ -152,7 +152,7 @@ def _check_together(experiment: Experiment, prefix: str) -> None:
 
 
 def _in_words(kind: type, problems: Sequence[Problem]) -> str:
-    """The first problem as one sentence; of several wrong or missing names all."""
+    """The first problem as one sentence; several wrong or missing names are all listed."""
     places = [(*_place(kind, problem["loc"]), problem) for problem in _likely(problems)]
     path, holder, first = min(places, key=lambda each: (*FIRST, each[2]["type"]).index(each[2]["type"]))
     alike = [(each, problem) for each, its, problem in places if its is holder and problem["type"] == first["type"]]
@@ -166,7 +166,7 @@ def _in_words(kind: type, problems: Sequence[Problem]) -> str:
 
 
 def _likely(problems: Sequence[Problem]) -> list[Problem]:
-    """Where a field takes one of several records, those of the record that knows most of the names given."""
+    """For a field of a union type, the problems of the record with the fewest unknown names."""
     strange: dict[tuple[Any, ...], dict[str, int]] = {}
     for problem in problems:
         for place, tag in _tags(problem["loc"]):
@@ -177,12 +177,12 @@ def _likely(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _tags(loc: Sequence[Any]) -> list[tuple[tuple[Any, ...], str]]:
-    """Names of records, which pydantic puts among those of fields where a field takes one of several."""
+    """The record names that pydantic inserts into `loc` for fields of a union type."""
     return [(tuple(loc[:n]), part) for n, part in enumerate(loc) if isinstance(part, str) and part[:1].isupper()]
 
 
 def _place(kind: Any, loc: Sequence[Any]) -> tuple[list[str], Any]:
-    """The names of the fields that lead to a problem, and the record that holds the last of them."""
+    """The path of field names to a problem, and the record that holds the last field."""
     path: list[str] = []
     holder, hint = kind, kind
     for part in loc:
@@ -205,7 +205,7 @@ def _records(hint: Any) -> list[Any]:
 
 
 def _sentence(name: str, *problems: Problem) -> str:
-    """`optimizer.ema is 2; it must be less than 1`; where a field takes several kinds, all are named."""
+    """`optimizer.ema is 2; it must be less than 1`; for a union type all alternatives are named."""
     return f"{name} is {_shown(problems[0]['input'])}; it must be {' or '.join(dict.fromkeys(map(_limit, problems)))}"
 
 
@@ -222,14 +222,22 @@ def _limit(problem: Problem) -> str:
     return KINDS.get(kind) or problem["msg"]
 
 
+def value_of(text: str) -> Any:
+    """What was typed as JSON where it is some, else as text."""
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return float(text) if text == "inf" else text
+
+
 def first_line(error: BaseException) -> str:
-    """The reason in few words, for libraries that give paragraphs."""
+    """An exception's text on one line of at most REASON characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= REASON else f"{text[: REASON - 1]}…"
 
 
 def finite(value: Any) -> Any:
-    """JSON has no word for what is not finite; null stands for it."""
+    """Replaces non-finite numbers by None, since JSON has none."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The same laws on a CUDA device; `docs/results.md` names the last machine that passed."""
+"""The same properties on a CUDA device; `docs/results.md` names the last machine that passed."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_side_by_side_each_run_learns_what_it_learns_alone() -> None:
 @pytest.mark.parametrize("ema", [0.9, None])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_saved_is_what_was_scored(family: str, ema: float | None, precision: str, tmp_path: Path) -> None:
-    """To the bit, though training multiplies in TF32 or bfloat16, replays graphs, and saves beside."""
+    """To the bit, although training uses TF32 or bfloat16, CUDA graphs and asynchronous saves."""
     engine = {"engine__deterministic": False, "engine__precision": precision}
     experiment = tiny(family, steps=8, optimizer__ema=ema, **engine)
     result = run(experiment, tmp_path, "cuda", lambda _: None)

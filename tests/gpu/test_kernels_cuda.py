@@ -1,6 +1,6 @@
-"""The kernels on a CUDA device: what they find and what comes back through them is the definition's.
+"""The kernels on a CUDA device: selected tokens and gradients equal those of `atr`.
 
-`benchmarks/gpu_tests.py` writes down which kernels passed here; CI refuses any others.
+`benchmarks/gpu_tests.py` records the kernels that pass here; CI refuses others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ assert adatape.models
 
 @pytest.fixture(autouse=True)
 def _float32_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Convolutions, and products once anything has trained, round to ten bits otherwise, each batch differently."""
+    """Disables TF32, which rounds to ten bits, differently for each batch size."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.set_float32_matmul_precision("highest")
 
@@ -64,7 +64,7 @@ def test_the_kernel_finds_what_the_definition_finds(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_all_steps_at_once_find_what_the_definition_finds(seed: int) -> None:
-    """Programs that wait for one another, with 1 to 128 of them for a row."""
+    """With 1 to 128 programs per row, which wait for each other."""
     draw = random.Random(seed)
     b, own, steps, merge = draw.choice((1, 1, 2, 5)), seed % 2 == 0, draw.randint(1, 10), draw.choice((1, 2, 5, 16))
     c, h = max(steps * merge, draw.choice((60, 784, 1003, 3200 if b > 1 else 10_000))), draw.choice((5, 64, 64))

@@ -1,4 +1,4 @@
-"""Ragged batches on a CUDA device: the kernel is the mask, and no layout changes an answer."""
+"""Ragged batches on a CUDA device: the kernel equals masked attention, and layouts give equal results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYOUTS: dict[str, dict] = {"padded": {"packed": False}, "packed": {}, "buckets"
 
 @pytest.fixture(autouse=True)
 def _float32_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the patch embedding is rounded to ten bits, differently for each batch size."""
+    """Disables TF32, which rounds the patch embedding differently for each batch size."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.set_float32_matmul_precision("highest")
 
@@ -43,7 +43,7 @@ def visible_of(b: int, n: int) -> Tensor:
 
 
 def heads(b: int, n: int, h: int, d: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A projection as timm makes it, and a gradient of what attention gives."""
+    """q, k, v of one projection as in timm, and a gradient of attention's output."""
     qkv = torch.randn(b, n, 3, h, d, device="cuda", generator=draw()).to(dtype)
     return qkv, torch.randn(b, h, n, d, device="cuda", generator=draw(1)).to(dtype)
 
@@ -210,7 +210,7 @@ def test_the_padded_path_replays_as_a_graph_on_other_lengths() -> None:
 
 
 def near_where_the_same_was_read(ours: Output, theirs: Output) -> None:
-    """Compiled in bfloat16, a query may round so that another token is read, which is no fault of attention's."""
+    """Compared only where both read the same tokens: compiled in bfloat16, rounding may select another one."""
     same = (ours.tape.index == theirs.tape.index).flatten(1).all(1)
     assert same.any()
     near(ours.logits[same], theirs.logits[same], 5e-2)

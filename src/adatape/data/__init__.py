@@ -1,1 +1,1 @@
-"""Data: streams keyed by seed and step, so that a batch does not depend on what came before it."""
+"""Data sets and loaders; a batch is a function of seed and step."""

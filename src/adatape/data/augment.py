@@ -1,6 +1,6 @@
-"""How training images are varied: crop, flip, RandAugment, scale, erase; in batches on any device, or one by one.
+"""Augmentation (crop, flip, RandAugment, scaling, erasing) of batches on any device, or of one image at a time.
 
-All draws belong to a sample's key, so that a sample looks the same in any batch, on any process and device.
+All random numbers are functions of a sample's key, so a sample is the same in any batch, process and device.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from adatape.data import randaug
 
 BOX = 4  # draws of a box: area, aspect, row, column
 LEAD = BOX + 1  # draws of crop and flip, before those of RandAugment
-JITTER, ERASING, NOISE = range(1, 4)  # streams of a key beside its first
-CROP_ASPECT, ERASE_ASPECT = 3 / 4, 0.3  # the narrowest; the widest is its inverse
+JITTER, ERASING, NOISE = range(1, 4)  # further random streams of a key
+CROP_ASPECT, ERASE_ASPECT = 3 / 4, 0.3  # smallest aspect ratio; the largest is its inverse
 ERASE_AREA = (0.02, 1 / 3)
-# DeiT's noise is normal in units of the pixels' deviation, which is about half of ours, from -1 to 1.
+# DeiT's noise has standard deviation 1 in standardised pixels, about 0.5 on our range from -1 to 1.
 NOISE_SCALE = 0.5
-SHORT_SIDE = 256 / 224  # of an image before its centre is cut out, in units of the cut
+SHORT_SIDE = 256 / 224  # short side before the centre crop, relative to the crop
 
 
 def vary(
     images: UInt8[Tensor, "n c h w"], keys: Int[Tensor, "n"], augment: Augment, size: int
 ) -> Float[Tensor, "n c s s"]:
-    """A batch varied and scaled to -1 … 1, in a fixed row of kernels that never waits for a value."""
+    """Augments a batch and scales it to -1 … 1, by a fixed sequence of kernels without synchronisation."""
     draws = keyed.uniform(keys, _draws(augment)).double()
     own = _own_size(images.shape[-2], images.shape[-1], size)
     images = _cropped(images, draws[:, :BOX].unbind(1), augment, own)
@@ -45,7 +45,7 @@ def vary(
 def vary_one(
     image: UInt8[Tensor, "c h w"] | Image.Image, key: int, augment: Augment, size: int
 ) -> UInt8[Tensor, "c s s"]:
-    """One image varied by the same draws on the CPU; `finish` scales and erases once a batch is together."""
+    """Augments one image on the CPU with the same draws; `finish` then scales and erases the batch."""
     alone = torch.tensor([key])
     draws = keyed.uniform(alone, _draws(augment))[0].tolist()
     picture = _picture(image)
@@ -59,7 +59,7 @@ def vary_one(
 
 
 def finish(images: UInt8[Tensor, "n c h w"], keys: Int[Tensor, "n"], augment: Augment) -> Float[Tensor, "n c h w"]:
-    """The last step of both ways: scaled to -1 … 1, then a box of noise in some."""
+    """Scales to -1 … 1 and erases: the last step of both `vary` and `vary_one`."""
     x = images.float() / 127.5 - 1
     if not augment.erase:
         return x
@@ -68,14 +68,14 @@ def finish(images: UInt8[Tensor, "n c h w"], keys: Int[Tensor, "n"], augment: Au
 
 
 def centre(images: UInt8[Tensor, "n c h w"], size: int) -> UInt8[Tensor, "n c s s"]:
-    """The middle of each image, for evaluation."""
+    """The centre crop of each image, for evaluation."""
     height, width = _before_centre(images.shape[-2], images.shape[-1], size)
     top, left = (height - size) // 2, (width - size) // 2
     return _resized(images, height, width)[..., top : top + size, left : left + size]
 
 
 def centre_one(image: UInt8[Tensor, "c h w"] | Image.Image, size: int) -> UInt8[Tensor, "c s s"]:
-    """The same for one image on the CPU."""
+    """`centre` for one image on the CPU."""
     picture = _picture(image)
     height, width = _before_centre(picture.height, picture.width, size)
     top, left = (height - size) // 2, (width - size) // 2
@@ -83,10 +83,10 @@ def centre_one(image: UInt8[Tensor, "c h w"] | Image.Image, size: int) -> UInt8[
 
 
 def box_of(draws: Any, height: int, width: int, area: tuple[float, float], narrowest: float) -> tuple[Any, ...]:
-    """Top, left, height and width in whole pixels of a box that fits, of four floats or four columns of a batch.
+    """Top, left, height and width in pixels of a random box, from four floats or four columns of a batch.
 
-    Area is uniform and aspect log-uniform. Where a box would stick out its aspect gives way, never its area: what
-    others redraw until it fits has a closed form here.
+    Area is uniform and aspect log-uniform. A box that does not fit has its aspect clamped at equal area, instead of
+    being redrawn.
     """
     share, aspect, row, column = draws
     pixels = (area[0] + (area[1] - area[0]) * share) * (height * width)
@@ -97,7 +97,7 @@ def box_of(draws: Any, height: int, width: int, area: tuple[float, float], narro
 
 
 def _own_size(height: int, width: int, size: int) -> int:
-    """Small images are varied as they are and enlarged last: no detail is lost, and a GPU has far less to do."""
+    """The side at which images are augmented: small images are enlarged last, which is faster and loses no detail."""
     return min(height, width, size)
 
 
@@ -110,7 +110,7 @@ def _span(layer: int) -> slice:
 
 
 def _magnitudes(keys: Int[Tensor, "n"], augment: Augment) -> list[Any]:
-    """The strength of each operation: a column of a batch, or one float for all where it is fixed."""
+    """The magnitude of each operation: one per sample, or one float for all without jitter."""
     if not augment.jitter:
         return [augment.magnitude] * augment.randaug
     offsets = keyed.normal(keyed.keys_of(JITTER, keys), augment.randaug).double()
@@ -151,7 +151,7 @@ def _unknown_crop(augment: Augment) -> ValueError:
 
 
 def _taken_out(images: UInt8[Tensor, "n c h w"], box: tuple[Any, ...], size: int) -> UInt8[Tensor, "n c s s"]:
-    """Boxes resized bilinearly without antialias, as the paper's; nothing outside a box shines in."""
+    """Crops boxes and resizes them bilinearly without antialiasing, as the paper does; only pixels inside are used."""
     middles = (torch.arange(size, device=images.device, dtype=torch.float64) + 0.5) / size
     axes = []
     for start, length, whole in zip(box[:2], box[2:], images.shape[-2:], strict=True):
@@ -166,7 +166,7 @@ def _taken_out(images: UInt8[Tensor, "n c h w"], box: tuple[Any, ...], size: int
 def _taken_out_one(image: Image.Image, box: tuple[Any, ...], size: int) -> Image.Image:
     top, left, tall, wide = (int(value) for value in box)
     pixels = _batch_of_one(image.crop((left, top, left + wide, top + tall)))
-    # Torch's, since PIL's own resize always antialiases; on bytes it is also three times as quick.
+    # torch's resize, since PIL's always antialiases; on uint8 it is also three times as fast.
     resized = F.interpolate(pixels, (size, size), mode="bilinear", align_corners=False)[0]
     return _picture(resized)
 
@@ -176,7 +176,7 @@ def _shift(draws: Any, pad: int) -> tuple[Any, Any]:
 
 
 def _shifted(images: UInt8[Tensor, "n c s s"], shift: tuple[Tensor, Tensor], pad: int) -> UInt8[Tensor, "n c s s"]:
-    """Frames of bordered images; the border is mid-grey, RandAugment's fill and close to 0 once scaled."""
+    """Crops of padded images; the padding is RandAugment's mid-grey fill, close to 0 once scaled."""
     count, channels, size, _ = images.shape
     device = images.device
     bordered = F.pad(images, (pad,) * 4, value=randaug.FILL)
@@ -193,7 +193,7 @@ def _shifted_one(image: Image.Image, shift: tuple[float, float], pad: int) -> Im
 
 
 def _before_centre(height: int, width: int, size: int) -> tuple[int, int]:
-    """The shape to resize to; what has the right short side already keeps its pixels, what is smaller just fits."""
+    """The shape to resize to before the crop: its short side is SHORT_SIDE × size, or `size` for smaller images."""
     short = min(height, width)
     target = round(size * SHORT_SIDE) if short > size else size
     return round(height * target / short), round(width * target / short)
@@ -235,5 +235,5 @@ def _tensor(image: Image.Image) -> UInt8[Tensor, "c h w"]:
 
 
 def _batch_of_one(image: Image.Image) -> UInt8[Tensor, "1 c h w"]:
-    """With its channels innermost as PIL has them, and strides by which torch sees that."""
+    """A batch of one image in channels-last memory format, as PIL stores it."""
     return torch.from_numpy(np.array(image)).view(1, image.height, image.width, -1).permute(0, 3, 1, 2)

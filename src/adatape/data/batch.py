@@ -1,4 +1,4 @@
-"""What a loader hands the training loop, and which part of it a process takes."""
+"""Batch, the item of a training loader, and Part, a process's share of it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 class Batch(NamedTuple):
     """A process's part of one step's samples."""
 
-    x: Tensor  # (b, …), what the model takes
-    target: Tensor  # (b,) int64 labels, or (b, classes) shares of each class
-    key: Tensor  # (b,) int64, what the model's own randomness for each sample depends on
+    x: Tensor  # (b, …), the model's input
+    target: Tensor  # (b,) int64 labels, or (b, classes) probabilities
+    key: Tensor  # (b,) int64, seeds the model's random numbers of each sample
 
 
 class Part(NamedTuple):
-    """One process of several: it takes an equal, contiguous part of every global batch."""
+    """The rank of a process among `world`; each takes an equal, contiguous part of every global batch."""
 
     rank: int = 0
     world: int = 1
 
     def bounds(self, batch: int) -> tuple[int, int]:
         if batch % self.world:
-            raise ValueError(f"batch is {batch}; {self.world} processes cannot share it equally")
+            raise ValueError(f"batch is {batch}; it must be a multiple of the {self.world} processes")
         size = batch // self.world
         return self.rank * size, (self.rank + 1) * size

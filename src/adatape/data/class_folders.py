@@ -1,4 +1,4 @@
-"""Images in folders that are named by their class; links are followed, but not in circles."""
+"""Image files in one folder per class; symbolic links are followed, cycles are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from adatape.data.imageset import Files
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-MOST_LINKS = 1000  # to folders, below one: each may lead to many more
+MOST_LINKS = 1000  # links to folders below one class folder; nested links could multiply without limit
 Identity = tuple[int, int]
 
 
@@ -18,22 +18,22 @@ def class_folders(path: Path, train: bool, tests: tuple[str, str], exif_orientat
     test = next((path / name for name in tests if (path / name).is_dir()), None)
     wanted = path / "train" if train else test
     if not (path / "train").is_dir() or wanted is None:
-        raise FileNotFoundError(f"path {path} must hold train/CLASS/IMAGE and {' or '.join(tests)}/CLASS/IMAGE")
+        raise FileNotFoundError(f"path {path} must contain train/CLASS/IMAGE and {' or '.join(tests)}/CLASS/IMAGE")
     names = _class_names(path / "train")
     if test and (odd := sorted(set(names) ^ set(_class_names(test)))):
-        raise ValueError(f"class {odd[0]} lies in only one of {path / 'train'} and {test}; {len(odd)} classes do so")
+        raise ValueError(f"class {odd[0]} is in only one of {path / 'train'} and {test}, as are {len(odd)} in all")
     found = [[file for file in files_below(wanted / name) if file.lower().endswith(SUFFIXES)] for name in names]
     for name, files in zip(names, found, strict=True):
         if not files:
-            raise ValueError(f"class folder {wanted / name} holds no image")
+            raise ValueError(f"class folder {wanted / name} contains no image; remove it or add images")
     labels = np.repeat(np.arange(len(names)), [len(files) for files in found])
     return Files(names, labels, (file for files in found for file in files), exif_orientation)
 
 
 def files_below(folder: Path) -> list[str]:
-    """Every file, folder by folder in the order of their names, as os.walk and torchvision find them.
+    """All files below a folder, sorted by folder and name, in the order of torchvision.
 
-    A link may lead anywhere but to a folder that holds it, where one would walk for ever and meet other classes.
+    A link to a folder that contains it is refused: it would be followed forever and reach other classes.
     """
     above = _with_parents(os.path.realpath(folder.parent))
     pending = [(str(folder), _entered(str(folder), above))]
@@ -49,7 +49,7 @@ def files_below(folder: Path) -> list[str]:
                 links += entry.is_symlink()
                 if links > MOST_LINKS:
                     raise ValueError(
-                        f"{folder} holds more than {MOST_LINKS:,} links to folders; copy what they lead to"
+                        f"{folder} contains more than {MOST_LINKS:,} links to folders; replace them by copies"
                     )
                 pending.append((entry.path, _entered(entry.path, passed)))
         found.append((place, sorted(names)))
@@ -57,10 +57,10 @@ def files_below(folder: Path) -> list[str]:
 
 
 def _entered(place: str, passed: frozenset[Identity]) -> frozenset[Identity]:
-    """The folders that one is in, this one included."""
+    """`passed` and this folder; raises if it is already in `passed`."""
     identity = _identity(place)
     if identity in passed:
-        raise ValueError(f"{place} links to {os.path.realpath(place)}, a folder that holds it; remove the link")
+        raise ValueError(f"{place} links to {os.path.realpath(place)}, a folder that contains it; remove the link")
     return passed | {identity}
 
 
@@ -84,5 +84,5 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def _class_names(folder: Path) -> list[str]:
     names = sorted(entry.name for entry in os.scandir(folder) if _is_folder(entry))
     if not names:
-        raise FileNotFoundError(f"{folder} holds no class folders; images lie at {folder}/CLASS/IMAGE")
+        raise FileNotFoundError(f"{folder} contains no class folders; images must be at {folder}/CLASS/IMAGE")
     return names

@@ -1,4 +1,4 @@
-"""Images out of files and bytes; what cannot be read says why."""
+"""Decodes images from files and bytes; an unreadable one raises BrokenImage with the reason."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 Modes = Literal["convert", "refuse"]
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")  # of others, some start programs: EPS runs Ghostscript
-MOST_PIXELS = 178_956_970 // 2  # what Pillow warns about; it refuses only twice as many
-MOST_BYTES = 4 * MOST_PIXELS + (1 << 20)  # so many pixels with alpha, uncompressed, and what is said about them
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")  # some others start programs: EPS runs Ghostscript
+MOST_PIXELS = 178_956_970 // 2  # where Pillow warns; it refuses only twice as many
+MOST_BYTES = 4 * MOST_PIXELS + (1 << 20)  # that many pixels, uncompressed with alpha, and metadata
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -26,12 +26,12 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-WIDE_MODES = ("I", "F")  # 16-bit and float values have no agreed range to scale to 0..255
-REFUSAL = "{name} has mode {mode}; modes is refuse, which takes RGB alone"
+WIDE_MODES = ("I", "F")  # 16-bit and float values have no standard range to scale to 0..255
+REFUSAL = "{name} has mode {mode}; with modes=refuse it must be RGB"
 
 
 class BrokenImage(ValueError):  # noqa: N818
-    """An image that cannot be read; the text is its name and the reason."""
+    """An image that cannot be read; the message is its name and the reason."""
 
 
 class RefusedMode(ValueError):  # noqa: N818
@@ -40,11 +40,11 @@ class RefusedMode(ValueError):  # noqa: N818
 
 class Decoded(NamedTuple):
     image: Image.Image
-    converted: bool  # it was not RGB
+    converted: bool  # whether it was not RGB
 
 
 def decode(content: bytes, name: str, modes: Modes = "convert", exif_orientation: bool = False) -> Decoded:
-    """An RGB image of a file's content, turned as its EXIF says where that is wanted; alpha is dropped."""
+    """Decodes to RGB without alpha, rotated by the EXIF orientation if `exif_orientation`."""
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             mode = _checked_mode(image, name)
@@ -56,14 +56,14 @@ def decode(content: bytes, name: str, modes: Modes = "convert", exif_orientation
             return Decoded(rgb if turn is None else rgb.transpose(turn), mode != "RGB")
     except (BrokenImage, RefusedMode):
         raise
-    except Exception as error:  # decoders raise whatever a damaged file leads them to
+    except Exception as error:  # decoders raise many kinds of errors on damaged files
         raise BrokenImage(f"{name}: {_reason(error, content)}") from error
 
 
 def open_regular(path: str | Path, most: int = MOST_BYTES) -> BinaryIO:
-    """A file to read; not a pipe, a device or a socket, which may wait or never end, nor more bytes than an image has.
+    """Opens a regular file of at most `most` bytes; pipes, devices and sockets, which may block, are refused.
 
-    Looked at before it is opened too, since to open a device may do something.
+    Checked before opening too, since opening a device can have side effects.
     """
     _check_regular(os.stat(path), most)
     file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
@@ -82,16 +82,16 @@ def read_regular(path: str | Path, most: int = MOST_BYTES) -> bytes:
 
 def _check_regular(found: os.stat_result, most: int) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "no regular file")
+        raise OSError(errno.EINVAL, "not a regular file")
     if found.st_size > most:
         raise OSError(errno.EFBIG, f"{found.st_size:,} bytes; at most {most:,} are read")
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """What makes a loaded image upright; damaged EXIF says nothing, and Pillow has turned a TIFF already."""
+    """The transpose that makes a loaded image upright; None for damaged EXIF and for TIFF, which Pillow rotates."""
     try:
         return TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # as with pixels, whatever a damaged file leads to
+    except Exception:  # many kinds of errors on damaged files
         return None
 
 
@@ -99,7 +99,7 @@ def _checked_mode(image: Image.Image, name: str) -> str:
     if math.prod(image.size) > MOST_PIXELS:
         raise BrokenImage(f"{name}: {image.width} × {image.height} pixels; at most {MOST_PIXELS:,} are decoded")
     if image.mode.split(";")[0] in WIDE_MODES:
-        raise BrokenImage(f"{name}: mode {image.mode} holds values beyond 8 bits")
+        raise BrokenImage(f"{name}: mode {image.mode} has values of more than 8 bits")
     return image.mode
 
 
@@ -107,11 +107,11 @@ def _reason(error: Exception, content: bytes) -> str:
     if not content:
         return "the file is empty"
     if isinstance(error, UnidentifiedImageError):
-        return "not an image that Pillow knows"
+        return "not an image that Pillow can identify"
     return one_line(error)
 
 
 def one_line(error: Exception) -> str:
-    """The reason in few words, for libraries that give paragraphs."""
+    """An exception's text on one line of at most 200 characters."""
     said = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
     return " ".join(str(said).split())[:200] or type(error).__name__

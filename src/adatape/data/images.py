@@ -1,4 +1,4 @@
-"""Where labelled images come from: scikit-learn's digits, torchvision's sets, folders of classes, arrays."""
+"""Sources of labelled images: scikit-learn's digits, torchvision's sets, class folders, arrays."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from adatape.keyed import key_of, keys_of
 
 Split = Literal["train", "validation", "test"]
 
-DIGITS_TEST, VALIDATION, HAYSTACK = 101, 102, 103  # first word of a key: the two cuts share no draw
+DIGITS_TEST, VALIDATION, HAYSTACK = 101, 102, 103  # first words of keys, so that their draws are independent
 KNOWN_CLASSES = {"cifar10": 10, "cifar100": 100, "pets": 37, "fashion": 10, "imagenet": 1000}
 
 
 def open_images(config: Images, split: Split) -> ImageSet:
-    """The set that `config` names; a share to validate on is cut from train, and without one validation is test."""
+    """Opens a split of the set; validation is `validate_on` of train, or the test set if that is None."""
     if config.source not in SOURCES:
-        raise ValueError(f"source is {config.source!r}; sets that are read by number are {', '.join(SOURCES)}")
+        raise ValueError(f"source is {config.source!r}; sets with random access are {', '.join(SOURCES)}")
     if split not in ("train", "validation", "test"):
         raise ValueError(f"split is {split!r}; it must be train, validation or test")
     tested = split == "test" or (split == "validation" and config.validate_on is None)
@@ -48,26 +48,26 @@ def open_images(config: Images, split: Split) -> ImageSet:
 
 
 def _whole(config: Images, train: bool) -> ImageSet:
-    """Downloads where that is wanted, unless only a file says so."""
+    """The whole train or test set; it is downloaded only if the config may fetch."""
     if not config.download or config.may_fetch:
         return SOURCES[config.source](config, train)
     try:
         return SOURCES[config.source](dataclasses.replace(config, download=False), train)
     except (ValueError, OSError) as error:
-        reason = "download is true, but a file may not fetch by itself: say --trust where it is your own"
+        reason = "download is true only in a file, which may not download; give --trust if the file is your own"
         raise ValueError(f"{error}; {reason}") from error
 
 
 def _cut(whole: ImageSet, share: float, split: Split) -> ImageSet:
     count = round(share * len(whole)) if 0 < share < 1 else 0
     if not 0 < count < len(whole):
-        raise ValueError(f"validate_on is {share} of {len(whole)} images; both parts must keep at least one")
+        raise ValueError(f"validate_on is {share} of {len(whole)} images; both parts must have at least one")
     held = stratified(whole.labels, count, key_of(VALIDATION))
     return whole.part(np.flatnonzero(held == (split == "validation")))
 
 
 def stratified(labels: Int64[np.ndarray, "n"], count: int, key: int) -> Bool[np.ndarray, "n"]:
-    """Which `count` rows are drawn so that each class has its share; the largest remainders round up."""
+    """A random mask of `count` rows, stratified by class; the largest remainders round up."""
     sizes = np.bincount(labels)
     exact = sizes * count / len(labels)
     quota = np.floor(exact).astype(np.int64)
@@ -84,14 +84,14 @@ def _refuse_modes(images: Files) -> None:
         try:
             with open_regular(images.path(i)) as file, Image.open(file, formats=FORMATS) as image:
                 mode = image.mode
-        except Exception:  # unreadable is another matter, for whoever reads it
+        except Exception:  # unreadable images are reported when they are read
             continue
         if mode != "RGB":
             raise RefusedMode(REFUSAL.format(name=images.path(i), mode=mode))
 
 
 def library(module: str, package: str, source: str) -> Any:
-    """An import that only some sources need."""
+    """Imports a module that only some sources need."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -124,14 +124,14 @@ def haystack_of(train: bool) -> Haystack:
 
 
 def _named(config: Images, train: bool) -> ImageSet:
-    """A set of torchvision's, unless its folder holds arrays."""
+    """A set of torchvision, or arrays if its folder contains them."""
     path = _folder(config)
     if (path / "train_images.npy").exists():
         return _arrays(config, train)
     try:
         return TORCHVISION[config.source](config, path, train)
     except (RuntimeError, URLError) as error:
-        raise ValueError(f"path {path} does not hold {config.source}: {one_line(error)}") from error
+        raise ValueError(f"path {path} does not contain {config.source}: {one_line(error)}") from error
 
 
 def _cifar(config: Images, path: Path, train: bool) -> ImageSet:
@@ -153,18 +153,18 @@ def _fashion(config: Images, path: Path, train: bool) -> ImageSet:
 
 
 def _idx(path: Path, name: str) -> UInt8[np.ndarray, "..."]:
-    """An array in the format of MNIST: zeros, type, number of dimensions, their sizes, bytes."""
+    """Reads an array in MNIST's idx format: zeros, type, number of dimensions, their sizes, bytes."""
     places = [folder / f"{name}{end}" for folder in (path, path / "FashionMNIST" / "raw") for end in ("", ".gz")]
     found = next((place for place in places if place.exists()), None)
     if found is None:
-        raise FileNotFoundError(f"path {path} holds neither {name}.gz nor FashionMNIST/raw; set download to fetch it")
+        raise FileNotFoundError(f"path {path} contains neither {name}.gz nor FashionMNIST/raw; set download=true")
     try:
         with open_regular(found) as file:
             content = (gzip.GzipFile(fileobj=file) if found.suffix == ".gz" else file).read(MOST_BYTES)
         shape = np.frombuffer(content, ">i4", content[3], 4)
         return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
     except (ValueError, IndexError, EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{found} is no idx file: {one_line(error)}") from error
+        raise ValueError(f"{found} is not an idx file: {one_line(error)}") from error
 
 
 def _pets(config: Images, path: Path, train: bool) -> ImageSet:
@@ -174,16 +174,16 @@ def _pets(config: Images, path: Path, train: bool) -> ImageSet:
 
 
 def _imagenet(config: Images, path: Path, train: bool) -> ImageSet:
-    """torchvision's where its list of classes lies there, else plain folders named by WordNet."""
+    """torchvision's ImageNet if its devkit is there, else class folders named by WordNet ids."""
     if not any((path / name).exists() for name in ("meta.bin", "ILSVRC2012_devkit_t12.tar.gz")):
         return class_folders(path, train, ("val", "test"), config.exif_orientation)
     split = "train" if train else "val"
     if not config.may_fetch and not ((path / "meta.bin").is_file() and (path / split).is_dir()):
         raise ValueError(
-            f"path {path} holds archives, which would be unpacked there; a file alone may not: say --trust"
+            f"path {path} contains archives to unpack, which a file may not do; give --trust if the file is your own"
         )
     if (path / split).is_dir():
-        files_below(path / split)  # which refuses links that torchvision would follow in circles
+        files_below(path / split)  # refuses cyclic links, which torchvision would follow
     found = library("torchvision.datasets", "torchvision", "imagenet").ImageNet(path, split=split)
     names, paths = [names[0] for names in found.classes], (path for path, _ in found.samples)
     return Files(names, np.array(found.targets, np.int64), paths, config.exif_orientation)
@@ -194,7 +194,7 @@ def _from_folder(config: Images, train: bool) -> ImageSet:
 
 
 def _arrays(config: Images, train: bool) -> ImageSet:
-    """Arrays beside each other, mapped rather than loaded; test must fit train."""
+    """Memory-mapped arrays in one folder; test must have the channels and classes of train."""
     path = _folder(config)
     images, labels = _array_pair(path, "train")
     classes = config.classes or KNOWN_CLASSES.get(config.source) or _counted(labels, path)
@@ -213,14 +213,14 @@ def _array_pair(path: Path, part: str) -> tuple[UInt8[np.ndarray, "n h w c"], In
 
 
 def _array(path: Path, name: str) -> np.ndarray:
-    """Mapped: a header may claim more than there is, which is then an error and not an attempt to have the memory."""
+    """Memory-maps an array; a header that claims more than the file has is then an error, not an allocation."""
     file = path / f"{name}.npy"
     if not file.is_file():
-        raise FileNotFoundError(f"path {path} holds no {name}.npy")
+        raise FileNotFoundError(f"path {path} contains no {name}.npy")
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{path / name}.npy is no array file: {one_line(error)}") from error
+        raise ValueError(f"{path / name}.npy is not a NumPy array file: {one_line(error)}") from error
 
 
 def _checked_pair(
@@ -236,12 +236,12 @@ def _checked_pair(
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise ValueError(f"{where}labels has type {labels.dtype} and shape {labels.shape}; it must be N whole numbers")
     if len(images) != len(labels):
-        raise ValueError(f"{where}images holds {len(images)} images and {where}labels {len(labels)} labels")
+        raise ValueError(f"{where}images has {len(images)} images and {where}labels {len(labels)} labels")
     return grey, labels.astype(np.int64)
 
 
 def _counted(labels: Int64[np.ndarray, "n"], path: Path) -> int:
-    """The number of classes when nothing says it: labels must then leave no gap, as they do when they start at 1."""
+    """The number of classes, inferred from labels, which must have no gap; they have one if they start at 1."""
     missing = np.setdiff1d(np.arange(labels.max() + 1), labels)
     if len(missing):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Labelled sets of images, read by number; an unreadable image is named and gives way to its successor."""
+"""Labelled image sets with random access; an unreadable image is reported and replaced by the next one."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from PIL import Image
 
 from adatape.data.decode import BrokenImage, Decoded, decode, read_regular
 
-TRIES = 100  # unreadable images in a row that are a broken set, not broken images
-EARLIEST = 100  # reads before a share of them says anything
+TRIES = 100  # unreadable images in a row after which reading stops with an error
+EARLIEST = 100  # reads before the fraction of unreadable images is checked
 KEPT_NOTES = 20
 
 
 class Read(NamedTuple):
     image: Image.Image
     label: int
-    broken: tuple[str, ...]  # a note for each unreadable image that this one stands in for
+    broken: tuple[str, ...]  # a note for each unreadable image that this one replaces
     converted: bool
 
 
 class ImageSet(ABC):
-    """A labelled set, read by number."""
+    """A labelled set with random access."""
 
     channels: int = 3
 
@@ -57,18 +57,18 @@ class ImageSet(ABC):
         return self.load(i).image
 
     def file(self, i: int) -> tuple[str, bytes]:
-        """Suffix and content of a file that holds the image."""
+        """Suffix and content of an image file; PNG by default."""
         content = io.BytesIO()
         self.read(i).save(content, "PNG")
         return "png", content.getvalue()
 
     @abstractmethod
     def part(self, rows: Int64[np.ndarray, "m"]) -> ImageSet:
-        """These rows as a set of their own."""
+        """The subset of these rows."""
 
 
 class Pixels(ImageSet):
-    """Images of one size, in memory or mapped from a file; grey where they have one channel."""
+    """Images of one size as one array, in memory or memory-mapped, with 1 or 3 channels."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Pixels(ImageSet):
 
     @cached_property
     def pixels(self) -> UInt8[np.ndarray, "n h w c"]:
-        """All of them; copies, once, where the set is part of a larger one."""
+        """All images; copied once if the set is a subset."""
         return self.stored if self.rows is None else self.stored[self.rows]
 
     def load(self, i: int) -> Decoded:
@@ -106,7 +106,7 @@ class Files(ImageSet):
     ) -> None:
         super().__init__(names, labels)
         self.exif_orientation = exif_orientation
-        # One array, not a list of strings, whose reference counts would make every worker copy its pages.
+        # One array instead of a list of strings, whose reference counts would make workers copy memory pages.
         self.paths = np.array([os.fsencode(path) for path in paths])
 
     def path(self, i: int) -> str:
@@ -130,7 +130,7 @@ class Files(ImageSet):
 
 
 def read_or_next(images: ImageSet, i: int) -> Read:
-    """Image `i`, or the first readable one after it, with a note for each that was passed over."""
+    """Image `i`, or the first readable one after it, with a note for each that was skipped."""
     notes: list[str] = []
     for row in (np.arange(i, i + min(TRIES, len(images))) % len(images)).tolist():
         try:
@@ -143,11 +143,11 @@ def read_or_next(images: ImageSet, i: int) -> Read:
 
 
 class Tally:
-    """Counts what workers read, and stops a run once more images are unreadable than `allowed`, a share of `total`."""
+    """Counts images read and unreadable; raises once more than the fraction `allowed` of `total` is unreadable."""
 
     def __init__(self, total: int | None, allowed: float) -> None:
         if not 0 <= allowed <= 1:
-            raise ValueError(f"broken is {allowed}; it must be a share from 0 to 1")
+            raise ValueError(f"broken is {allowed}; it must be a fraction from 0 to 1")
         self.allowed, self.total = allowed, total
         self.reads = self.converted = 0
         self.broken: set[str] = set()
@@ -165,11 +165,11 @@ class Tally:
 
     @property
     def seen(self) -> int:
-        """Images met so far; later passes meet none anew."""
+        """Distinct images read so far: reads up to the size of the set."""
         return self.reads if self.total is None else min(self.reads, self.total)
 
     def _most(self) -> float:
-        """The fewer images are seen, the more chance may add: three standard deviations, until the set's own limit."""
+        """The limit so far: the expected count plus three standard deviations, at most the limit of the whole set."""
         if self.allowed == 0:
             return 0.0
         expected = self.allowed * self.seen

@@ -1,6 +1,6 @@
-"""Loaders: each gives a process's part of every batch from any step on, and fixed sets for scoring.
+"""Training loaders, which yield a process's part of every batch from any step on, and evaluation loaders.
 
-What a step holds depends on seed and step alone, never on the number of processes or of loader workers.
+A step's batch depends on seed and step only, not on the number of processes or of loader workers.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from adatape.data.workers import items_of
 from adatape.graph import captured
 from adatape.keyed import key_of, keys_of
 
-VARY, MODEL, MIX = range(3)  # what a key is for
-PREFETCHED = 4  # batches that each worker is ahead
+VARY, MODEL, MIX = range(3)  # purposes of a key
+PREFETCHED = 4  # batches prefetched by each worker
 T = TypeVar("T")
-Chunks = Callable[[int, int, Part], list[range]]  # of a set's size and a batch's, those of a process
+Chunks = Callable[[int, int, Part], list[range]]  # (samples, batch, part) -> the chunks of a process
 
 
 class Labelled(NamedTuple):
-    """Samples to be scored."""
+    """A batch for evaluation."""
 
     x: Tensor
     label: Tensor
 
 
 class ParityLoader:
-    """Fresh sequences for every step."""
+    """New random sequences at every step."""
 
     tally = None
 
@@ -60,11 +60,11 @@ class ParityLoader:
             yield Batch(*(each.to(self.device) for each in (symbols[start:stop], label[start:stop], key)))
 
     def epoch(self, step: int) -> None:
-        """None: no sequence is drawn twice."""
+        """None: there are no epochs."""
 
 
 class ResidentLoader:
-    """A set of small images that lies on the device, varied there."""
+    """A set of small images that is kept and augmented on the device."""
 
     tally = None
 
@@ -92,7 +92,7 @@ class ResidentLoader:
 
 
 class DecodingLoader:
-    """Images of any size, decoded and varied by worker processes."""
+    """Images of any size, decoded and augmented by worker processes."""
 
     def __init__(
         self, images: ImageSet, data: Images, order: Order, part: Part, device: torch.device, workers: int
@@ -115,13 +115,13 @@ class DecodingLoader:
         return self.order.epoch(step)
 
     def decoded(self, first: int, start: int, stop: int) -> Generator[Any, None, None]:
-        """What the workers give for slots start to stop of every batch."""
+        """The workers' results for slots start to stop of every batch."""
         plan = _Plan(self.order, first, start, stop)
         return loaded(_Varied(self.images, self.data, self.order.seed), self.workers, self.device, plan)
 
 
 def told(call: Callable[..., T]) -> Callable[..., T | Exception]:
-    """An error in a worker as a value: DataLoader would wrap it in a traceback of many lines."""
+    """Returns a worker's exception as a value, since DataLoader would wrap it in a long traceback."""
 
     @functools.wraps(call)
     def answer(*given: Any) -> T | Exception:
@@ -134,9 +134,9 @@ def told(call: Callable[..., T]) -> Callable[..., T | Exception]:
 
 
 def loaded(data: Dataset[Any], workers: int, device: torch.device, plan: Any = None) -> Generator[Any, None, None]:
-    """What workers give, in the order of the plan, or turn by turn where they plan themselves.
+    """Yields a DataLoader's items, by the batch sampler `plan` or, without one, from an IterableDataset.
 
-    Close it: workers that an error's traceback keeps alive are waited for in vain later on.
+    It must be closed: workers kept alive by an exception's traceback would block the exit.
     """
     given: dict[str, Any] = {"batch_size": None} if plan is None else {"batch_sampler": plan}
     if workers:
@@ -151,9 +151,9 @@ def loaded(data: Dataset[Any], workers: int, device: torch.device, plan: Any = N
 
 
 def _obey_the_trainer_alone(_: int) -> None:
-    """A terminal, torchrun or a scheduler signals all processes of a run, which needs batches until it has saved."""
+    """Ignores signals to the process group: the trainer needs batches until it has saved a checkpoint."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # macOS cannot tell who sent a signal
+    if hasattr(signal, "sigwaitinfo"):  # macOS lacks it, so the sender is not known there
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_end_at_its_word, daemon=True).start()
 
@@ -169,7 +169,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 class _Plan:
-    """A batch sampler that begins at any step and has no end."""
+    """An endless batch sampler from step `first` on."""
 
     def __init__(self, order: Order, first: int, start: int, stop: int) -> None:
         self.order, self.first, self.start, self.stop = order, first, start, stop
@@ -181,7 +181,7 @@ class _Plan:
 
 
 class _Varied(Dataset[Any]):
-    """Reads and varies a whole batch in one worker, and says which images could not be read."""
+    """Reads and augments a whole batch in one worker, with a note for each unreadable image."""
 
     def __init__(self, images: ImageSet, data: Images, seed: int) -> None:
         self.images, self.data, self.key = images, data, key_of(seed, VARY)
@@ -201,7 +201,7 @@ class _Varied(Dataset[Any]):
 
 
 class _Centred(Dataset[Any]):
-    """Images as they are scored."""
+    """Centre crops, for evaluation."""
 
     def __init__(self, images: ImageSet, size: int) -> None:
         self.images, self.size = images, size
@@ -214,9 +214,9 @@ class _Centred(Dataset[Any]):
 
 
 def even_chunks(total: int, batch: int, part: Part) -> list[range]:
-    """A process's stretch of a set in pieces of at most `batch`; all have as many, since sharded weights need it."""
+    """A process's part of a set in chunks of at most `batch`; all processes have equally many, as FSDP2 needs."""
     if total < part.world:
-        raise ValueError(f"the set has {total} samples; {part.world} processes need at least one each")
+        raise ValueError(f"the set has {total} samples; it must have at least one for each of {part.world} processes")
     pieces = -(-total // (part.world * batch))
     edges = [total * n // (part.world * pieces) for n in range(part.world * pieces + 1)]
     mine = edges[part.rank * pieces : (part.rank + 1) * pieces + 1]
@@ -224,7 +224,7 @@ def even_chunks(total: int, batch: int, part: Part) -> list[range]:
 
 
 def fixed_chunks(total: int, batch: int, part: Part) -> list[range]:
-    """A process's share, perhaps none, of the pieces that one process has: products of the same size round alike."""
+    """A process's share, perhaps empty, of the chunks of a single process, so that rounding is always the same."""
     pieces = even_chunks(total, batch, Part())
     return pieces[len(pieces) * part.rank // part.world : len(pieces) * (part.rank + 1) // part.world]
 
@@ -232,7 +232,7 @@ def fixed_chunks(total: int, batch: int, part: Part) -> list[range]:
 def labelled_images(
     images: ImageSet, size: int, chunks: list[range], device: torch.device, workers: int = 0, broken: float = 1.0
 ) -> Iterator[Labelled]:
-    """These stretches of a set, unvaried; more than a share `broken` of unreadable images end it."""
+    """Yields these chunks of a set without augmentation; raises above the fraction `broken` of unreadable images."""
     if images.pixels is None:
         yield from scored(loaded(_Centred(images, size), workers, device, chunks), device, Tally(len(images), broken))
         return
@@ -252,7 +252,7 @@ def on_device(images: ImageSet, device: torch.device) -> tuple[Tensor, Tensor]:
     """All pixels, channels first, and all labels."""
     if images.pixels is None:
         raise ValueError(
-            "resident is True; these images have different sizes and are decoded one by one, so leave it out"
+            "resident is true, but these images differ in size and are decoded one by one; it must be false or null"
         )
     return _channels_first(images.pixels).to(device), torch.from_numpy(images.labels).to(device)
 
@@ -268,7 +268,7 @@ def _channels_first(pixels: np.ndarray) -> Tensor:
 def assembled(
     x: Tensor, labels: Tensor, position: Tensor, seed: int, mixing: Mixing, data: Images, classes: int, chains: int = 1
 ) -> Batch:
-    """Rows as a batch; for mixing they are chains of equal length, each of which ends in its last one's neighbour."""
+    """Makes a Batch of rows; for mixing they are `chains` of equal length, each with its last row's neighbour."""
     augment, extra = data.augment, neighbours(data.augment)
     y = targets(labels, classes, augment.smoothing) if extra or augment.smoothing else labels
     if extra:
@@ -278,13 +278,13 @@ def assembled(
 
 
 def mixing_of(data: Images, seed: int, step: int, device: torch.device) -> Mixing:
-    """How all processes mix at a step."""
+    """The Mixing of a step, equal on all processes."""
     mixing = draw_mixing(data.augment, data.size, key_of(seed, MIX, step))
     return Mixing(*(each.to(device, non_blocking=True) for each in mixing))
 
 
 def _folded(rows: Tensor, chains: int) -> Tensor:
-    """Chains side by side as channels, so that a row's neighbour is the next row in all of them."""
+    """Moves chains into the channel axis, so that a row's neighbour is the next row."""
     return rows.unflatten(0, (chains, -1)).transpose(0, 1).flatten(1, 2)
 
 
@@ -293,5 +293,5 @@ def _unfolded(rows: Tensor, chains: int) -> Tensor:
 
 
 def neighbours(augment: Augment) -> int:
-    """Rows that a chain needs beyond its own: mixing takes the next one's image."""
+    """Additional rows per chain: 1 with Mixup or CutMix, which mix a sample with the next one."""
     return int(augment.mixup > 0 or augment.cutmix > 0)

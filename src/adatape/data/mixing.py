@@ -1,4 +1,4 @@
-"""Mixup and CutMix with the next sample of the global batch, and the soft labels that go with them."""
+"""Mixup and CutMix with the next sample of the global batch, and their soft labels."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from adatape.config import Augment
 
 
 class Mixing(NamedTuple):
-    """How one step mixes; the shapes never change, so applying it branches on no value."""
+    """The mixing parameters of one step, of fixed shapes, so that applying it needs no synchronisation."""
 
-    share: Tensor  # () float32, what a sample keeps of itself
-    box: Tensor  # (4,) int64: top, left, bottom, right of the neighbour's patch; empty blends the whole image
+    share: Tensor  # () float32, weight of the sample itself
+    box: Tensor  # (4,) int64: top, left, bottom, right of the neighbour's patch; empty for Mixup
 
 
 def draw_mixing(augment: Augment, size: int, key: int) -> Mixing:
-    """The mixing of one step, the same on every process that holds the key."""
+    """Draws the Mixing of one step, a function of the key."""
     draws = np.random.default_rng(key & (2**63 - 1))
     if augment.cutmix and (not augment.mixup or draws.random() < 0.5):
         return _cutmix(augment.cutmix, size, draws)
@@ -31,7 +31,7 @@ def draw_mixing(augment: Augment, size: int, key: int) -> Mixing:
 
 
 def targets(labels: Int[Tensor, "n"], classes: int, smoothing: float = 0.0) -> Float[Tensor, "n k"]:
-    """One-hot labels of which a share is spread over all classes."""
+    """One-hot labels with label smoothing."""
     hot = labels[:, None] == torch.arange(classes, device=labels.device)
     return hot * (1 - smoothing) + smoothing / classes
 
@@ -39,11 +39,11 @@ def targets(labels: Int[Tensor, "n"], classes: int, smoothing: float = 0.0) -> F
 def mixed(
     x: Float[Tensor, "m c h w"], y: Float[Tensor, "m k"], mixing: Mixing
 ) -> tuple[Float[Tensor, "n c h w"], Float[Tensor, "n k"]]:
-    """Each of n samples mixed with its successor, out of n + 1: the last belongs to the next process."""
+    """Mixes each of n samples with the next one, given n + 1; the last belongs to the next process."""
     rows, columns = (torch.arange(length, device=x.device) for length in x.shape[-2:])
     top, left, bottom, right = mixing.box
     pasted = ((rows >= top) & (rows < bottom))[:, None] & ((columns >= left) & (columns < right))
-    # A blend or a patch by one formula: the weight of the sample's own pixels.
+    # The weight of the sample's own pixels, for Mixup or CutMix.
     own = torch.where((bottom > top) & (right > left), (~pasted).to(x.dtype), mixing.share.to(x.dtype))
     return torch.lerp(x[1:], x[:-1], own), torch.lerp(y[1:], y[:-1], mixing.share.to(y.dtype))
 

@@ -1,4 +1,4 @@
-"""The parity task: symbols -1, 0, 1, drawn evenly; the label is the number of ones mod 2."""
+"""The parity task: uniform symbols -1, 0, 1; the label is the number of ones mod 2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-TRAINING, VALIDATION, TEST = range(3)  # first word of a stream's key: no two streams share a draw
+TRAINING, VALIDATION, TEST = range(3)  # first words of the keys, so that the streams are independent
 
 
 class Sequences(NamedTuple):
@@ -22,17 +22,17 @@ def parity_of(symbols: Int[Tensor, "b n"]) -> Int[Tensor, "b"]:
 
 
 def training_batch(length: int, size: int, seed: int, step: int) -> Sequences:
-    """Fresh sequences for one step; the same seed and step give the same batch on any machine."""
+    """The random sequences of one step, a function of seed and step on any machine."""
     return _draw(length, size, (TRAINING, seed, step))
 
 
 def validation_set(length: int, size: int = 6400) -> Sequences:
-    """Fixed sequences that may decide when a run stops."""
+    """Fixed sequences, used to decide when a run stops."""
     return _draw(length, size, (VALIDATION, length))
 
 
 def held_out_set(length: int, size: int = 6400) -> Sequences:
-    """Fixed sequences that decide nothing."""
+    """Fixed test sequences, used for the result only."""
     return _draw(length, size, (TEST, length))
 
 

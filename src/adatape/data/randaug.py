@@ -1,4 +1,4 @@
-"""RandAugment with the paper's 16 operations and strengths: on whole batches without a branch, and on one PIL image."""
+"""RandAugment with the paper's 16 operations and magnitudes, for batches on a device and for single PIL images."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ OPERATIONS = (
 )
 MOVES = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 NUMBER = {name: number for number, name in enumerate(OPERATIONS)}
-DRAWS = 4  # of one operation: which, its sign, and the centre of a cutout
+DRAWS = 4  # random numbers per operation: its number, its sign, and the centre of a cutout
 FILL = 128
-STATED_AT = 224  # side of the images that the paper's pixel amounts are for
+STATED_AT = 224  # image side for which the paper states pixel amounts
 ENHANCERS = {
     "color": ImageEnhance.Color,
     "contrast": ImageEnhance.Contrast,
@@ -28,28 +28,28 @@ ENHANCERS = {
     "sharpness": ImageEnhance.Sharpness,
 }
 
-# A float of one image or a float64 tensor of a batch: one formula serves both, so that they cannot drift apart.
+# A float for one image or a float64 tensor for a batch, so that both use the same formulas.
 Value = Any
 
 
 class Strength(NamedTuple):
-    """How far each operation goes."""
+    """The parameters of all operations at one magnitude."""
 
     rotate: Value  # degrees
     shear: Value  # pixels per pixel
     translate: Value  # pixels
     factor: Value  # of colour, contrast, brightness and sharpness; 1 changes nothing
-    bits: Value  # that posterize keeps
-    threshold: Value  # from which solarize inverts
-    added: Value  # to the dark half by solarize-add
+    bits: Value  # kept by posterize
+    threshold: Value  # solarize inverts levels from here on
+    added: Value  # by solarize-add to levels below 128
     cutout: Value  # pixels, half the side of the square
 
 
 class Operation(NamedTuple):
-    """One drawn operation for one image or for each of a batch."""
+    """One drawn operation, for one image or for each image of a batch."""
 
     number: Value
-    choice: tuple[Value, ...]  # for each of OPERATIONS, whether it is the one
+    choice: tuple[Value, ...]  # for each of OPERATIONS, whether it was drawn
     strength: Strength
     sign: Value
     centre: tuple[Value, Value]  # row and column
@@ -59,7 +59,7 @@ class Operation(NamedTuple):
 
 
 def strength(magnitude: Value, size: int) -> Strength:
-    """The paper's scale, on which 10 is full; pixel amounts shrink with the image."""
+    """Parameters at a magnitude on the paper's scale, where 10 is the maximum; pixel amounts scale with `size`."""
     share, pixels = magnitude / 10, size / STATED_AT
     return Strength(
         rotate=30 * share,
@@ -74,7 +74,7 @@ def strength(magnitude: Value, size: int) -> Strength:
 
 
 def operation(draws: Value, magnitude: Value, size: int) -> Operation:
-    """The operation of DRAWS numbers in [0, 1), floats or columns of a batch."""
+    """The operation given by DRAWS numbers in [0, 1), floats or columns of a batch."""
     which, sign, row, column = draws
     number = which * len(OPERATIONS) // 1
     place = (row * size // 1, column * size // 1)
@@ -88,14 +88,14 @@ def _choice(number: Value) -> tuple[Value, ...]:
 
 
 def apply(images: UInt8[Tensor, "n c s s"], drawn: Operation) -> UInt8[Tensor, "n c s s"]:
-    """Every image by its own operation; all are computed and one is kept, so that no shape depends on a draw."""
+    """Applies each image's operation; all operations are computed and one is selected, so shapes are static."""
     x = _moved(_enhanced(images.float(), drawn), drawn)
     x = x.masked_fill(_per_pixel(drawn.chosen("cutout")) & _square(drawn, x.shape[-1]), FILL)
     return _looked_up(x.to(torch.uint8), drawn)
 
 
 def apply_one(image: Image.Image, drawn: Operation) -> Image.Image:
-    """The same for one square image, by PIL."""
+    """Applies the operation to one square image, by PIL."""
     name = OPERATIONS[int(drawn.number)]
     match name:
         case "autocontrast" | "equalize" | "invert":
@@ -120,7 +120,7 @@ def _per_level(value: Value) -> Value:
 
 
 def _warp(drawn: Operation, size: int) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-    """Where an output point comes from, in coordinates from -1 to 1; the identity for what moves nothing."""
+    """The affine map from output to input points in coordinates from -1 to 1; the identity for other operations."""
     far, chosen, sign = drawn.strength, drawn.chosen, drawn.sign
     angle = math.radians(1) * far.rotate * (sign * chosen("rotate"))
     on_tensor = isinstance(angle, Tensor)
@@ -128,19 +128,19 @@ def _warp(drawn: Operation, size: int) -> tuple[tuple[Value, ...], tuple[Value, 
     shear_x, shear_y = (far.shear * (sign * chosen(name)) for name in ("shear_x", "shear_y"))
     shift = far.translate * 2 / size
     shift_x, shift_y = (shift * (sign * chosen(name)) for name in ("translate_x", "translate_y"))
-    # A shear leaves the first row or column in place, as the original does; hence it shifts the centre.
+    # A shear keeps the first row or column in place, as in the original, and so shifts the centre.
     return (cos, shear_x - sin, shear_x + shift_x), (shear_y + sin, cos, shear_y + shift_y)
 
 
 def _pixel_coefficients(warp: tuple[tuple[float, ...], tuple[float, ...]], size: int) -> tuple[float, ...]:
-    """The six numbers that PIL wants, which count pixels from the corner."""
+    """PIL's six affine coefficients, in pixels from the corner."""
     return tuple(value for a, b, c in warp for value in (a, b, (c + 1 - a - b) * size / 2))
 
 
 def _moved(x: Float[Tensor, "n c s s"], drawn: Operation) -> Float[Tensor, "n c s s"]:
     size = x.shape[-1]
     points = (torch.arange(size, device=x.device, dtype=torch.float32) * 2 + 1) / size - 1
-    # Elementwise, for affine_grid multiplies matrices, in less than float32 where TF32 or autocast is on.
+    # Elementwise, since affine_grid's matmul loses precision under TF32 or autocast.
     axes = [
         _per_level(a.float()) * points + _per_level(b.float()) * points[:, None] + _per_level(c.float())
         for a, b, c in _warp(drawn, size)
@@ -171,7 +171,7 @@ def _cut(image: Image.Image, drawn: Operation) -> Image.Image:
 
 
 def _enhanced(x: Float[Tensor, "n c h w"], drawn: Operation) -> Float[Tensor, "n c h w"]:
-    """Away from a dull version: grey, flat, smooth or black; PIL's ImageEnhance, which cuts fractions off."""
+    """PIL's ImageEnhance: extrapolates from a grey, constant, smoothed or black image, truncating fractions."""
     grey = _grey(x)
     flat = (grey.mean((1, 2, 3), keepdim=True) + 0.5).floor()
     dull = torch.where(_per_pixel(drawn.chosen("contrast")), flat, 0.0)
@@ -183,7 +183,7 @@ def _enhanced(x: Float[Tensor, "n c h w"], drawn: Operation) -> Float[Tensor, "n
 
 
 def _grey(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 1 h w"]:
-    """ITU-R 601 luma in PIL's fixed point, whose sums float32 holds exactly."""
+    """ITU-R 601 luma in PIL's fixed-point arithmetic, which is exact in float32."""
     if x.shape[1] == 1:
         return x
     red, green, blue = x.split(1, 1)
@@ -191,7 +191,7 @@ def _grey(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 1 h w"]:
 
 
 def _smooth(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-    """A 3 × 3 mean whose middle counts five times; the border stays."""
+    """A 3 × 3 mean with weight 5 for the centre; the border is unchanged."""
     if min(x.shape[-2:]) < 3:
         return x
     around = F.avg_pool2d(x, 3, stride=1) * 9
@@ -202,7 +202,7 @@ def _smooth(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
 
 
 def _looked_up(images: UInt8[Tensor, "n c h w"], drawn: Operation) -> UInt8[Tensor, "n c h w"]:
-    """What changes a level whatever its place goes through one table per channel."""
+    """Applies the operations that map pixel levels, by one lookup table per channel."""
     flat = images.flatten(2).long()
     levels = torch.arange(256, device=images.device)
     low, high = flat.amin(-1, keepdim=True), flat.amax(-1, keepdim=True)
@@ -224,7 +224,7 @@ def _looked_up(images: UInt8[Tensor, "n c h w"], drawn: Operation) -> UInt8[Tens
 
 
 def posterized(level: Value, bits: Value) -> Value:
-    """The level without its lowest 8 - bits bits; none is lost from 8 on."""
+    """The level with its lowest 8 - bits bits cleared."""
     step = 2 ** (8 - bits)
     return level // step * step
 

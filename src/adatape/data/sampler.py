@@ -1,4 +1,4 @@
-"""The order of samples as a function of seed and step: nothing to save, nothing to restore."""
+"""The order of training samples as a function of seed and step, so that there is no sampler state to save."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ SHUFFLE = 101  # first word of the order's key
 
 
 class Slots(NamedTuple):
-    """Samples of a stretch of one global batch."""
+    """Consecutive samples of one global batch."""
 
-    ids: np.ndarray  # (k,) which image
-    position: np.ndarray  # (k,) the how-manieth sample of the whole run; unlike the id it never repeats
+    ids: np.ndarray  # (k,) image indices
+    position: np.ndarray  # (k,) sample numbers over the whole run, each of them unique
 
 
 @dataclass(frozen=True)
 class Order:
-    """Epoch after epoch without a gap, each a permutation of its own; a batch may span two.
+    """Consecutive epochs, each with its own permutation; a batch may span two.
 
-    With `repeats`, a batch holds that many copies of each image, as far apart as they can be: a neighbour to be mixed
-    with is another image.
+    With `repeats`, a batch has that many copies of each image, spaced so that neighbours, which Mixup mixes, differ.
     """
 
     samples: int
@@ -39,11 +38,11 @@ class Order:
 
     @property
     def distinct(self) -> int:
-        """Images per batch; where repeats do not divide it, the last ones have a copy less."""
+        """Distinct images per batch; if repeats do not divide the batch, the last ones have one copy less."""
         return -(-self.batch // self.repeats)
 
     def slots(self, step: int, start: int, stop: int) -> Slots:
-        """Slots start to stop of a step's batch; past its end they begin again at 0, for the last one's neighbour."""
+        """Slots start to stop of a step's batch, wrapping around for the neighbour of the last one."""
         slot = np.arange(start, stop) % self.batch
         place = step * self.distinct + slot % self.distinct
         epoch, within = np.divmod(place, self.samples)
@@ -54,7 +53,7 @@ class Order:
         return Slots(ids, step * self.batch + slot)
 
     def epoch(self, step: int) -> float:
-        """Epochs done before a step."""
+        """Epochs completed before a step."""
         return step * self.distinct / self.samples
 
 

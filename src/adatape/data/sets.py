@@ -1,4 +1,4 @@
-"""Data as training, scoring, figures and the server use it: one kind of set, however its samples are stored."""
+"""LabelledSet, one interface to all data sets for training, evaluation, figures and the server."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ class Loader(Protocol):
 
     @property
     def tally(self) -> Tally | None:
-        """Of images that could not be read; None where none is decoded."""
+        """The counts of unreadable images; None if no image is decoded."""
 
     def batches(self, first: int) -> Iterator[Batch]:
-        """From step `first` on, without end."""
+        """Endless batches from step `first` on."""
 
     def epoch(self, step: int) -> float | None:
-        """Epochs done before a step, where anything says how many samples there are."""
+        """Epochs completed before a step; None if the number of samples is unknown."""
 
 
 class LabelledSet(ABC):
     """The samples of one split, in a fixed order."""
 
-    split: Split  # whose samples these are: validation is test where no share of train is kept for it
+    split: Split  # validation becomes test if no part of train is held out
     shape: tuple[int, ...]  # of a sample: channels, height and width, or the length of a sequence
-    names: list[str]  # of the classes; numbers where the data has no names
-    images: ImageSet | None = None  # the samples by number; None where they can only be read in turn, or are no images
-    at_once = 500  # samples that a finished run is scored on in one forward
-    validated_at_once = 500  # and a run in training
+    names: list[str]  # of the classes; numbers if the data has no names
+    images: ImageSet | None = None  # random access; None for streams and for sequences
+    at_once = 500  # batch size when a finished run is evaluated
+    validated_at_once = 500  # batch size of validation during training
 
     @property
     def classes(self) -> int:
@@ -64,35 +64,35 @@ class LabelledSet(ABC):
     def of_images(self) -> bool:
         return len(self.shape) == 3
 
-    def check_exists(self) -> None:  # noqa: B027  most sets are looked for when they are opened
-        """Raises where files are missing that opening has not looked for."""
+    def check_exists(self) -> None:  # noqa: B027  most sets check when they are opened
+        """Raises if files are missing that opening the set did not check."""
 
     def scored(
         self, batch: int, part: Part, device: torch.device, workers: int = 0, chunks_of: Chunks = even_chunks
     ) -> Iterator[Labelled]:
-        """One pass over a process's part of the set, unvaried, by no more workers than there are cores."""
+        """One pass over a process's part of the set without augmentation, with at most one worker per core."""
         return self._read(chunks_of(self.samples, batch, part), device, min(workers, os.cpu_count() or 1))
 
     @property
     @abstractmethod
     def samples(self) -> int:
-        """How many there are; of tars elsewhere that no list counts, by reading them."""
+        """The number of samples; remote tars without a shards.json are read to count them."""
 
     @abstractmethod
     def training(self, batch: int, seed: int, part: Part, device: torch.device, workers: int = 0) -> Loader:
-        """Batches of varied samples, which are the same by any number of workers."""
+        """A loader of augmented batches, which do not depend on the number of workers."""
 
     @abstractmethod
     def spread(self, count: int) -> LabelledSet:
-        """At most `count` of the samples, so that all classes are met: sets are often sorted by class."""
+        """At most `count` samples, evenly spaced over the set, since sets are often sorted by class."""
 
     @abstractmethod
     def _read(self, chunks: list[range], device: torch.device, workers: int) -> Iterator[Labelled]:
-        """These stretches of the set."""
+        """Yields these chunks of the set."""
 
 
 def open_set(config: Images | Parity, split: Split) -> LabelledSet:
-    """The split that `config` names."""
+    """Opens a split of the data set that `config` describes."""
     if isinstance(config, Parity):
         return ParitySequences(config, split)
     if config.source == "shards":
@@ -101,7 +101,7 @@ def open_set(config: Images | Parity, split: Split) -> LabelledSet:
 
 
 class IndexedImages(LabelledSet):
-    """Images that are read by number."""
+    """Images with random access."""
 
     images: ImageSet
 
@@ -128,7 +128,7 @@ class IndexedImages(LabelledSet):
 
 
 class ShardedImages(LabelledSet):
-    """Images in tars: trained on as streams, and scored by number where the tars lie on this disk."""
+    """Images in tars: streamed for training, and read with random access for evaluation if the tars are local."""
 
     def __init__(self, config: Images, split: Split, most: int | None = None) -> None:
         self.config, self.split, self.most = config, _split_of(config, split), most
@@ -137,11 +137,11 @@ class ShardedImages(LabelledSet):
 
     @cached_property
     def urls(self) -> list[str]:
-        """Looked for when they are needed: to build a model, its config says enough."""
+        """Resolved on first use: building a model does not need them."""
         return open_shards(self.config, self.split)
 
     @cached_property
-    def images(self) -> ImageSet | None:  # type: ignore[override]  # found when it is asked for
+    def images(self) -> ImageSet | None:  # type: ignore[override]  # computed on first use
         found = index_shards(self.urls, self.config, self.names)
         return found if found is None or self.most is None else found.part(np.arange(min(self.most, len(found))))
 
@@ -159,7 +159,7 @@ class ShardedImages(LabelledSet):
         return ShardLoader(self.config, batch, seed, part, device, min(workers, os.cpu_count() or 1))
 
     def spread(self, count: int) -> ShardedImages:
-        """The first ones: shards are mixed already."""
+        """The first samples: shards are shuffled when written."""
         return ShardedImages(self.config, self.split, count)
 
     def _read(self, chunks: list[range], device: torch.device, workers: int) -> Iterator[Labelled]:
@@ -170,7 +170,7 @@ class ShardedImages(LabelledSet):
 
 
 class ParitySequences(LabelledSet):
-    """Sequences of symbols: the same ones in validation and test, fresh ones at every step of training."""
+    """Symbol sequences: fixed for validation and test, new ones at every training step."""
 
     at_once, validated_at_once = 400, 1600
 
@@ -187,7 +187,7 @@ class ParitySequences(LabelledSet):
         return ParityLoader(self.config, batch, seed, part, device)
 
     def spread(self, count: int) -> ParitySequences:
-        """The first ones: they are drawn at random."""
+        """The first samples: they are random."""
         fewer = dataclasses.replace(self.config, held_out=min(count, self.config.held_out))
         return ParitySequences(fewer, self.split)
 
@@ -199,7 +199,7 @@ class ParitySequences(LabelledSet):
 
 
 def evenly_apart(total: int, count: int) -> np.ndarray:
-    """`count` places among `total`; all of them where there are no more."""
+    """`count` evenly spaced indices below `total`, or all if there are no more."""
     return np.arange(total) if count >= total else np.arange(count) * total // count
 
 

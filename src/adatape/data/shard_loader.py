@@ -1,7 +1,7 @@
-"""A loader for shards: streams are shared out to processes and their workers, and batches know nothing of it.
+"""A loader for shards: streams are distributed over processes and their workers, without effect on batches.
 
-Every stream fills an equal stretch of each global batch. A sample is mixed with its successor in the stream, be it of
-the next batch, so that no process needs another's samples.
+Every stream fills an equal part of each global batch. Mixup uses the next sample of the same stream, which may be in
+the next batch, so that no process needs samples of another.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ CHANNELS = 3  # shards decode to RGB
 
 
 class Rows(NamedTuple):
-    """What one stream gives for a step."""
+    """The rows of one stream for a step."""
 
     stream: int
-    pixels: Tensor  # (n, c, h, w), n - 1 of its own where a neighbour follows
+    pixels: Tensor  # (n, c, h, w); with Mixup or CutMix the last is the first of the next step
     labels: Tensor
     position: Tensor
     broken: list[str]
@@ -48,7 +48,7 @@ class Rows(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a batch is made of streams."""
+    """How streams are combined into a batch."""
 
     urls: list[str]
     streams: int
@@ -58,28 +58,28 @@ class Layout(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """Of a stream, in every batch."""
+        """Samples of a stream in every batch."""
         return self.batch // self.streams
 
     @property
     def distinct(self) -> int:
-        """Images of a stream per batch; where repeats do not divide its slots, the last ones have a copy less."""
+        """Distinct images of a stream per batch; if repeats do not divide its slots, the last have one copy less."""
         return -(-self.slots // self.repeats)
 
     def position(self, stream: int, step: int) -> Tensor:
-        """The how-manieth samples of the whole run these slots hold."""
+        """Sample numbers over the whole run of a stream's slots."""
         first = step * self.batch + stream * self.slots
         return torch.arange(first, first + self.slots)
 
 
 class ShardLoader:
-    """Shards, read, decoded and varied by worker processes."""
+    """Shards, read, decoded and augmented by worker processes."""
 
     channels = CHANNELS
 
     def __init__(self, data: Images, batch: int, seed: int, part: Part, device: torch.device, workers: int) -> None:
         if data.resident:
-            raise ValueError("resident is True; shards are read one after the other, so leave it out")
+            raise ValueError("resident is true, but shards are streamed; it must be false or null")
         part.bounds(batch)
         urls = open_shards(data, "train")
         self.layout = Layout(urls, streams_of(urls, batch), batch, seed, data.augment.repeats)
@@ -99,7 +99,7 @@ class ShardLoader:
                 yield self._batch(rows, step)
 
     def epoch(self, step: int) -> float | None:
-        """Epochs done before a step, where anything says how many samples there are."""
+        """Epochs completed before a step; None if the number of samples is unknown."""
         return step * self.layout.distinct * self.layout.streams / self.samples if self.samples else None
 
     def _batch(self, rows: list[Rows], step: int) -> Batch:
@@ -112,7 +112,7 @@ class ShardLoader:
 
 
 class _Streams(IterableDataset[Any]):
-    """The streams of one process, each read by one of its workers."""
+    """The streams of one process; each worker reads some of them."""
 
     def __init__(self, layout: Layout, data: Images, own: range, first: int, classes: int) -> None:
         self.layout, self.data, self.own, self.first, self.classes = layout, data, own, first, classes
@@ -162,7 +162,7 @@ def _with_neighbour(rows: Rows, after: Rows) -> Rows:
 
 
 class _Centred(Dataset[Any]):
-    """Test samples as they are scored, by number."""
+    """Centre crops of test samples, by number."""
 
     def __init__(self, urls: list[str], data: Images, classes: int) -> None:
         self.urls, self.data, self.classes = urls, data, classes
@@ -183,12 +183,12 @@ class _Centred(Dataset[Any]):
 def labelled_shards(
     urls: list[str], data: Images, chunks: list[range], device: torch.device, workers: int, total: int
 ) -> Iterator[Labelled]:
-    """These stretches of `total` samples, unvaried, read one after the other."""
+    """Yields these chunks of `total` samples without augmentation, streamed in order."""
     decoded = loaded(_Centred(urls, data, classes_of(data)), workers, device, chunks)
     return scored(decoded, device, Tally(total, data.broken))
 
 
 def classes_of(data: Images) -> int:
     if data.classes is None:
-        raise ValueError("classes is None; shards do not say how many classes they have, so set data.classes")
+        raise ValueError("classes is None; shards do not store the number of classes, so set data.classes")
     return data.classes

@@ -1,4 +1,4 @@
-"""WebDataset shards: tars of images and labels, found by a pattern, counted, written and read."""
+"""WebDataset shards, tars of images and labels: finding them by a pattern, counting, writing and reading."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from adatape.keyed import key_of, keys_of
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL_SUFFIXES = ("cls", "json")
-# webdataset would also run `pipe:` as a shell command, which a config.json from elsewhere should not be able to do.
+# webdataset also accepts `pipe:`, a shell command, which an untrusted config.json must not be able to run.
 SCHEMES = ("", "file", "http", "https", "gs", "hf")
 COUNTS = "shards.json"
-NOTES = re.compile(r"__[^/]*__($|/)")  # what webdataset says about a shard, not samples of it
-HELD, WRITTEN = 203, 204  # first word of a key
+NOTES = re.compile(r"__[^/]*__($|/)")  # webdataset's metadata files, which are not samples
+HELD, WRITTEN = 203, 204  # first words of keys
 UNREADABLE = (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 
 
@@ -42,10 +42,10 @@ class Raw(NamedTuple):
 
 
 def open_shards(config: Images, split: Split) -> list[str]:
-    """The shards of a split; a share to validate on keeps whole shards from train.
+    """The shards of a split; `validate_on` holds out whole shards of train.
 
-    `path` names train and test at once by {split}, or holds two patterns, `TRAIN | TEST`. Numbers are expanded as in
-    {000..123}, and * matches local files.
+    `path` is a pattern with {split}, or two patterns `TRAIN | TEST`. Ranges such as {000..123} are expanded, and *
+    matches local files.
     """
     tested = split == "test" or (split == "validation" and config.validate_on is None)
     urls = _expanded(_pattern(config, tested), config.may_fetch)
@@ -53,25 +53,25 @@ def open_shards(config: Images, split: Split) -> list[str]:
         return urls
     count = max(1, round(config.validate_on * len(urls)))
     if not 0 < config.validate_on < 1 or count >= len(urls):
-        raise ValueError(f"validate_on is {config.validate_on} of {len(urls)} shards; both parts need one at least")
+        raise ValueError(f"validate_on is {config.validate_on} of {len(urls)} shards; both parts need at least one")
     held = set(permutation(key_of(HELD), len(urls))[:count])
     return [url for k, url in enumerate(urls) if (k in held) == (split == "validation")]
 
 
 def known_total(urls: Sequence[str]) -> int | None:
-    """Samples of all shards, where lists beside them say so."""
+    """The number of samples of all shards, from shards.json next to them; None if it is missing."""
     listed = [_listed(folder).get(name) for folder, name in map(_parted, urls)]
     return None if None in listed else sum(count for count in listed if count is not None)
 
 
 def write_shards(images: ImageSet, folder: str | Path, per_shard: int, prefix: str = "train") -> list[str]:
-    """The set as shards of at most `per_shard` images, mixed because sets are often sorted by class, with counts."""
+    """Writes shards of at most `per_shard` images, shuffled, since sets are often sorted by class, and shards.json."""
     if per_shard < 1:
         raise ValueError(f"per_shard is {per_shard}; it must be at least 1")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob(f"{prefix}-*.tar")):
-        raise FileExistsError(f"{folder} already holds shards named {prefix}")
+        raise FileExistsError(f"{folder} already contains shards named {prefix}; choose another folder or remove them")
     order = permutation(key_of(WRITTEN), len(images))
     parts = [order[at : at + per_shard] for at in range(0, len(order), per_shard)]
     counts = {f"{prefix}-{k:06d}.tar": len(part) for k, part in enumerate(parts)}
@@ -95,7 +95,7 @@ def permutation(key: int, count: int) -> list[int]:
 
 @cache
 def count_of(url: str) -> int:
-    """Samples of a shard: as listed in shards.json beside it, else by the headers of the tar."""
+    """The number of samples of a shard, from shards.json next to it, else from the tar's headers."""
     folder, name = _parted(url)
     listed = _listed(folder).get(name)
     if listed is not None:
@@ -104,7 +104,7 @@ def count_of(url: str) -> int:
 
 
 def raws_from(urls: Sequence[str], start: int, classes: int | None) -> Iterator[Raw]:
-    """One pass over the shards, less the first `start` samples."""
+    """One pass over the shards without the first `start` samples."""
     for url in urls:
         if start and start >= (count := count_of(url)):
             start -= count
@@ -119,7 +119,7 @@ def raws_of(url: str, start: int, classes: int | None) -> Iterator[Raw]:
 
 
 def places_in(url: str, classes: int | None) -> Iterator[tuple[str, tuple[int, int], int]]:
-    """Of a tar on this disk, each sample's name, its image's first byte and size, and its label."""
+    """Each sample of a local tar: its name, its image's offset and size, and its label."""
     for group in _grouped(_headers(url), url):
         yield _sample(group, url, classes)
 
@@ -131,7 +131,7 @@ def _sample(group: dict[str, Any], url: str, classes: int | None) -> tuple[str, 
         raise ValueError(f"sample {where} has no image; it must have one of {', '.join(IMAGE_SUFFIXES)}")
     label = _label(group, where)
     if label < 0 or (classes is not None and label >= classes):
-        raise ValueError(f"sample {where} has label {label}; with {classes} classes it is out of range")
+        raise ValueError(f"sample {where} has label {label}; it must be at least 0 and below {classes} classes")
     return f"{where}.{suffix}", group[suffix], label
 
 
@@ -145,11 +145,11 @@ def _label(group: dict[str, Any], where: str) -> int:
             return label
     except (KeyError, ValueError):
         pass
-    raise ValueError(f"sample {where} has no label; it must have cls, a whole number, or json with such a label")
+    raise ValueError(f"sample {where} has no label; it must have cls, an integer, or json with an integer label")
 
 
 def _grouped(files: Iterable[dict[str, Any]], url: str) -> Iterator[dict[str, Any]]:
-    """Files of a shard, gathered by sample; an error of any kind names the shard."""
+    """The files of a shard, grouped by sample; errors name the shard."""
     count = 0
     try:
         for group in _webdataset().tariterators.group_by_keys({**file, "__url__": url} for file in files):
@@ -158,21 +158,21 @@ def _grouped(files: Iterable[dict[str, Any]], url: str) -> Iterator[dict[str, An
     except UNREADABLE as error:
         raise OSError(f"shard {url} could not be read: {one_line(error)}") from error
     if not count:
-        raise ValueError(f"shard {url} holds no samples")
+        raise ValueError(f"shard {url} contains no samples")
     folder, name = _parted(url)
-    if _listed(folder).get(name, count) != count:  # tarfile takes a tar cut between two files for a whole one
-        raise ValueError(f"shard {url} holds {count} samples; {COUNTS} says {_listed(folder)[name]}")
+    if _listed(folder).get(name, count) != count:  # tarfile does not notice a tar truncated between two files
+        raise ValueError(f"shard {url} contains {count} samples; {COUNTS} lists {_listed(folder)[name]}")
 
 
 def _files(url: str) -> Iterator[dict[str, Any]]:
-    """Each file with its content."""
+    """Each file of a shard with its content."""
     with _webdataset().gopen(url) as stream, tarfile.open(fileobj=stream, mode="r|*") as tar:
         for file in _wanted_files(tar):
             yield {"fname": file.name, "data": tar.extractfile(file).read()}  # type: ignore[union-attr]
 
 
 def _headers(url: str) -> Iterator[dict[str, Any]]:
-    """Each file of a shard on this disk: a label with its content, an image with its first byte and size."""
+    """Each file of a local shard: labels with their content, images with offset and size."""
     with tarfile.open(local_path(url)) as tar:
         for file in _wanted_files(tar):
             labels = file.name.lower().endswith(LABEL_SUFFIXES)
@@ -181,7 +181,7 @@ def _headers(url: str) -> Iterator[dict[str, Any]]:
 
 
 def _wanted_files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """None that claims more than an image has: a sparse one costs its maker nothing."""
+    """Images and labels of a tar; large and sparse files, which can claim any size, are refused."""
     for file in tar:
         if file.isreg() and _wanted(file.name):
             if file.size > MOST_BYTES:
@@ -189,7 +189,7 @@ def _wanted_files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             if file.issparse():
                 raise ValueError(f"{file.name} is stored as a sparse file; write the tar without --sparse")
             yield file
-        tar.members = []  # type: ignore[attr-defined]  # else it keeps them all
+        tar.members = []  # type: ignore[attr-defined]  # tarfile would keep all headers in memory
 
 
 def _wanted(name: str) -> bool:
@@ -199,7 +199,7 @@ def _wanted(name: str) -> bool:
 
 @cache
 def _listed(folder: str) -> dict[str, int]:
-    """Samples per shard, where the folder says; without a list a resumed run reads what it skips."""
+    """Samples per shard from a folder's shards.json; without it, a resumed run must read the samples that it skips."""
     path = local_path(folder + COUNTS)
     if path is not None:
         return _parsed_counts(path.read_bytes(), folder) if path.is_file() else {}
@@ -219,7 +219,7 @@ def _parsed_counts(content: bytes, folder: str | Path) -> dict[str, int]:
 
 
 def _parted(url: str) -> tuple[str, str]:
-    """Folder, with its slash, and file name."""
+    """Splits a URL into folder, with its slash, and file name."""
     cut = url.rfind("/") + 1
     return url[:cut], url[cut:].partition("?")[0]
 
@@ -239,7 +239,7 @@ def _expanded(pattern: str, may_fetch: bool) -> list[str]:
     for url in urls:
         if not may_fetch and local_path(url) is None:
             raise ValueError(
-                f"path is {url}; a file may name shards on this disk alone: say --trust where it is your own, or give "
+                f"path is {url}; a file may name local shards only: give --trust if the file is your own, or "
                 "data.path on the command line"
             )
         if urlparse(url).scheme not in SCHEMES:
@@ -256,7 +256,7 @@ def _expanded(pattern: str, may_fetch: bool) -> list[str]:
 
 
 def local_path(url: str) -> Path | None:
-    """Of a shard on this disk; None for a URL elsewhere."""
+    """The path of a local shard; None for a remote URL."""
     parsed = urlparse(url)
     if parsed.scheme == "":
         return Path(url)

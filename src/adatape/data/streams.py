@@ -1,8 +1,8 @@
-"""Streams of samples: sample m of a stream is a function of the seed alone.
+"""Streams of samples from shards: sample m of a stream is a function of the seed.
 
-Shard k belongs to stream k % streams. A stream reads its own shards in endless passes, each pass in an order of its
-own, and mixes samples within windows of a shard; every stream fills an equal stretch of each batch. A run that resumes
-starts every stream at a number.
+Shard k belongs to stream k % streams. A stream reads its shards in endless passes, each in a new order, and shuffles
+samples within windows of a shard. Every stream fills an equal part of each batch. A resumed run starts every stream at
+a sample number.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from adatape.data.shards import Raw, count_of, permutation, raws_from, raws_of
 from adatape.keyed import key_of
 
 STREAMS = 16
-WINDOW = 128  # samples of a shard that are held, undecoded, and mixed
-SHARDS, WINDOWS = 201, 202  # first word of a key
+WINDOW = 128  # samples of a shard that are shuffled together, held in memory undecoded
+SHARDS, WINDOWS = 201, 202  # first words of keys
 Decode = Callable[[bytes, str], Decoded]
 
 
 class ShardSample(NamedTuple):
-    id: int  # no other sample of any stream has it
+    id: int  # unique over all streams
     image: Image.Image
     label: int
-    broken: tuple[str, ...]  # a note for each unreadable image that this one stands in for
+    broken: tuple[str, ...]  # a note for each unreadable image that this one replaces
     converted: bool
 
 
 def streams_of(urls: Sequence[str], batch: int = 0, most: int = STREAMS) -> int:
-    """Streams that leave none without a shard and divide the batch: a power of two, for processes to share evenly."""
+    """The number of streams: a power of two, at most one per shard, that divides the batch."""
     return math.gcd(1 << (min(len(urls), most).bit_length() - 1), batch)
 
 
 def owned_streams(streams: int, rank: int = 0, ranks: int = 1) -> range:
-    """The streams of one process, which fill its stretch of a batch."""
+    """The streams of one process, which fill its part of a batch."""
     if streams % ranks:
         raise ValueError(
-            f"{ranks} processes cannot share {streams} streams evenly; streams are a power of two that divides the "
-            f"batch, at most {STREAMS} and at most one per shard"
+            f"{ranks} processes do not divide {streams} streams; the number of streams is a power of two that divides "
+            f"the batch, at most {STREAMS} and at most one per shard"
         )
     own = streams // ranks
     return range(rank * own, (rank + 1) * own)
@@ -66,13 +66,13 @@ class ShardStream:
     exif_orientation: bool = False
 
     def samples(self, first: int = 0) -> Iterator[ShardSample]:
-        """Sample number `first` and all that follow; what lies before is not decoded, nor read if it is counted."""
+        """Samples from number `first` on; earlier ones are not decoded, nor read if shards.json counts them."""
         ids = itertools.count(first * self.streams + self.stream, self.streams)
         decoder = partial(decode, modes=self.modes, exif_orientation=self.exif_orientation)
         return _readable(self._raws(first), ids, decoder)
 
     def order(self, turn: int) -> list[str]:
-        """This stream's shards as pass `turn` reads them."""
+        """This stream's shards in the order of pass `turn`."""
         own = self.urls[self.stream :: self.streams]
         return [own[k] for k in permutation(key_of(SHARDS, self.seed, turn, self.stream), len(own))]
 
@@ -87,7 +87,7 @@ class ShardStream:
                 skip = 0
 
     def _place(self, first: int) -> tuple[int, int]:
-        """The pass that holds sample `first`, and the sample's number in it."""
+        """The pass that contains sample `first`, and the sample's number in it."""
         passed = 0
         for url in self.order(0):
             passed += count_of(url)
@@ -108,7 +108,7 @@ class ShardStream:
             inside = 0
 
 
-def test_samples(  # ruff takes the name for a test's
+def test_samples(  # ruff mistakes it for a test
     urls: Sequence[str],
     modes: Modes = "convert",  # noqa: PT028
     classes: int | None = None,  # noqa: PT028
@@ -116,7 +116,7 @@ def test_samples(  # ruff takes the name for a test's
     stop: int | None = None,  # noqa: PT028
     exif_orientation: bool = False,  # noqa: PT028
 ) -> Iterator[ShardSample]:
-    """Samples start to stop in the order of the shards; what stands in for an unreadable last one is the first."""
+    """Samples start to stop in the order of the shards; an unreadable last sample is replaced by the first."""
     numbers = itertools.count(start) if stop is None else range(start, stop)
     decoder = partial(decode, modes=modes, exif_orientation=exif_orientation)
     return _readable(raws_from(urls, start, classes), numbers, decoder, lambda: raws_from(urls, 0, classes))
@@ -128,7 +128,7 @@ def _readable(
     decoder: Decode,
     beyond: Callable[[], Iterable[Raw]] = tuple,
 ) -> Iterator[ShardSample]:
-    """Decoded samples; an unreadable one keeps its number and shows the first readable one that follows."""
+    """Decoded samples; an unreadable one is replaced by the next readable one under its own number."""
     ahead = deque(itertools.islice(raws, 1))
     for number in ids:
         if not ahead:
@@ -144,7 +144,7 @@ def _readable(
 
 
 def _drawn(ahead: deque[Raw], raws: Iterator[Raw]) -> Iterator[Raw]:
-    """What is already held, then what is drawn, which is held too."""
+    """The samples in `ahead`, then those of `raws`, which are appended to `ahead`."""
     yield from tuple(ahead)
     for raw in raws:
         ahead.append(raw)

@@ -1,4 +1,4 @@
-"""Shards on this disk as a set that is read by number: where each image lies is found once, by the tars' headers."""
+"""Random access to local shards: the offset of each image is read once from the tars' headers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from adatape.data.decode import BrokenImage, Decoded, Modes, decode
 from adatape.data.imageset import ImageSet
 from adatape.data.shards import local_path, places_in
 
-COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # how gzip, bzip2, xz and zstd begin
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # first bytes of gzip, bzip2, xz and zstd
 
 
 class Tars(ImageSet):
-    """Images within uncompressed tars."""
+    """Images in uncompressed tars."""
 
     def __init__(
         self,
         names: list[str],
         labels: Int64[np.ndarray, "n"],
         urls: Sequence[str],
-        places: Int64[np.ndarray, "n 3"],  # which shard, first byte, bytes
-        files: np.ndarray,  # (n,) names as bytes; see `Files` for why no list
+        places: Int64[np.ndarray, "n 3"],  # shard, offset, size
+        files: np.ndarray,  # (n,) names as bytes; an array for the reason given in `Files`
         modes: Modes,
         exif_orientation: bool,
     ) -> None:
@@ -37,7 +37,7 @@ class Tars(ImageSet):
         shard, start, size = self.places[i].tolist()
         name, path = os.fsdecode(self.files[i].item()), local_path(self.urls[shard])
         try:
-            with open(path, "rb") as tar:  # type: ignore[arg-type]  # a shard elsewhere is not indexed
+            with open(path, "rb") as tar:  # type: ignore[arg-type]  # remote shards are not indexed
                 tar.seek(start)
                 content = tar.read(size)
         except OSError as error:
@@ -50,7 +50,7 @@ class Tars(ImageSet):
 
 
 def index_shards(urls: Sequence[str], config: Images, names: list[str]) -> Tars | None:
-    """None where a shard lies elsewhere or is compressed."""
+    """Indexes the shards; None if one is remote or compressed."""
     if not all(map(_seekable, urls)):
         return None
     rows = [

@@ -1,4 +1,4 @@
-"""Data workers that die, by a signal or for want of memory: noticed where data is asked for, and said in one line."""
+"""Turns the death of a DataLoader worker, by a signal or lack of memory, into a one-line error."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from multiprocessing.connection import wait
 from typing import Any
 
 END = object()
-ADVICE = "most often the machine has run out of memory, so lower engine.workers or free some"
+ADVICE = "usually the machine has run out of memory: lower engine.workers or free some memory"
 
 
-class WorkerDied(OSError):  # noqa: N818  it names a state, as FileNotFound would
-    """A process that decodes images has ended before it should."""
+class WorkerDied(OSError):  # noqa: N818
+    """A DataLoader worker has ended unexpectedly."""
 
 
 def items_of(loader: Any) -> Generator[Any, None, None]:
-    """What a DataLoader gives, until its end or a worker's.
+    """Yields a DataLoader's items; raises WorkerDied if a worker ends.
 
-    Torch raises an error from a signal handler, in the midst of whatever the main thread does, be it a checkpoint. It
-    also looks at its workers when data is late, which is soon enough, so that the handler is taken away again.
+    torch's SIGCHLD handler raises in the main thread at any point, even while a checkpoint is written. torch also
+    checks its workers when data is late, so the previous handler is restored.
     """
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGCHLD) if in_main else None
@@ -34,7 +34,7 @@ def items_of(loader: Any) -> Generator[Any, None, None]:
 
 @contextmanager
 def deaths_told(then: str) -> Iterator[None]:
-    """Adds what can be done to the news of a worker's death."""
+    """Adds `then`, what to do, to the message of WorkerDied."""
     try:
         yield
     except WorkerDied as error:
@@ -42,7 +42,7 @@ def deaths_told(then: str) -> Iterator[None]:
 
 
 def _received(items: Iterator[Any]) -> Any:
-    """What workers say of images comes as values; an error on the way is a worker that died, perhaps as it sent."""
+    """The next item. Workers return their own errors as values, so an exception here means that one has died."""
     try:
         return next(items, END)
     except (RuntimeError, OSError, EOFError) as error:
@@ -53,7 +53,7 @@ def _received(items: Iterator[Any]) -> Any:
 
 def _death(items: Iterator[Any]) -> str:
     workers = getattr(items, "_workers", [])
-    wait([worker.sentinel for worker in workers], timeout=5)  # its pipes break before it is known to be gone
+    wait([worker.sentinel for worker in workers], timeout=5)  # pipes break before the exit code is known
     for worker in workers:
         if worker.exitcode is not None and worker.exitcode < 0:
             return f"data worker {worker.pid} was killed by {signal.Signals(-worker.exitcode).name}"

@@ -1,1 +1,1 @@
-"""The fast read: which bank tokens a row reads, found on a GPU by Triton, and everything after that on those alone."""
+"""Triton kernels of Algorithm 2: token selection without gradient, and the gradient of the selected tokens' weights."""

@@ -1,4 +1,4 @@
-"""Which tokens each row reads, with what weights and how many: Algorithm 2 without gradients, as one operator."""
+"""Algorithm 2 without gradients as one custom operator: indices, weights and mask of the tokens that each row reads."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ HAS_TRITON = find_spec("triton") is not None
 
 
 class Rule(NamedTuple):
-    """How Algorithm 2 reads."""
+    """The parameters of Algorithm 2."""
 
     steps: int
     threshold: float
     merge: int
     temperature: float
-    average: bool  # of query and what was read, else the latter replaces the former
+    average: bool  # the next query is the mean of query and token; else the token
 
 
 class Found(NamedTuple):
-    """What Algorithm 2 chose for b samples in t steps of k merged tokens."""
+    """The tokens that Algorithm 2 selects for b samples: t steps, each of k merged tokens."""
 
     index: Tensor  # type: ignore[assignment]  # (b, t, k) int64, -1 where hidden
     weight: Tensor  # (b, t, k) float32, zero where hidden
@@ -39,7 +39,7 @@ def find(
     taken: Bool[Tensor, "b c"] | None,
     rule: Rule,
 ) -> Found:
-    """In float32 keys of the query's width; no gradient passes."""
+    """Selects tokens by float32 keys of the query's width, without gradient."""
     return Found(*_find(query.detach(), keys.detach(), taken, *rule))
 
 
@@ -82,14 +82,14 @@ def launched(
     taken: Bool[Tensor, "b c"] | None,
     rule: Rule,
 ) -> Found:
-    """By Triton; nothing waits for the GPU, so a CUDA graph can hold it."""
+    """Runs the Triton kernels, without synchronising, so that a CUDA graph can capture it."""
     query, keys = query.float().contiguous(), keys.float().contiguous()
     tokens = tile_at_once(query.shape, keys.shape, rule.merge, processors(query.device))
     return stepwise(query, keys, taken, rule) if tokens is None else at_once(query, keys, taken, rule, tokens)
 
 
 def stepwise(query: Tensor, keys: Tensor, taken: Tensor | None, rule: Rule) -> Found:
-    """Two launches a step: the best of each tile of the bank, then the best of all and the next query."""
+    """Two launches per step: the best tokens of each tile of the bank, then the best of all and the next query."""
     from adatape.kernels.triton_find import advance, score
 
     own, (b, h), c = keys.dim() == 3, query.shape, keys.shape[-2]
@@ -118,24 +118,24 @@ def stepwise(query: Tensor, keys: Tensor, taken: Tensor | None, rule: Rule) -> F
 
 
 class Plan(NamedTuple):
-    """How a stepwise read is laid out over a GPU."""
+    """The launch configuration of `stepwise`."""
 
-    slots: int  # for the best tokens of a tile, a power of two
-    rows: int  # scored together
-    tokens: int  # of a tile
+    slots: int  # number of best tokens kept per tile, a power of two
+    rows: int  # scored by one program
+    tokens: int  # per tile
     score_warps: int
     advance_warps: int
 
 
 def planned(b: int, c: int, own: bool, merge: int) -> Plan:
-    """What was fastest on an H200."""
+    """The configuration that was fastest on an H200."""
     slots = slots_for(merge)
     rows = 1 if own else 16 if b <= 16 else 32
     return Plan(slots, rows, max(slots, 16 if own else 128), 1 if own else 4, 4 if c > 2**15 else 2)
 
 
 def at_once(query: Tensor, keys: Tensor, taken: Tensor | None, rule: Rule, tokens: int) -> Found:
-    """All steps in one launch, of tiles of so many tokens."""
+    """All steps in one launch, with tiles of `tokens` tokens."""
     from adatape.kernels.triton_at_once import find_at_once
 
     own, (b, h), c = keys.dim() == 3, query.shape, keys.shape[-2]
@@ -155,7 +155,7 @@ def at_once(query: Tensor, keys: Tensor, taken: Tensor | None, rule: Rule, token
 
 
 def tile_at_once(query: tuple[int, ...], keys: tuple[int, ...], merge: int, processors: int) -> int | None:
-    """Tokens of a tile if all tiles of all rows fit on the GPU at once, and a tile into registers; else None."""
+    """Tokens per tile if all tiles of all rows can run at the same time and a tile fits in registers; else None."""
     if query[1] > 64 or merge > 32:
         return None
     return next((tokens for tokens in (64, 128) if -(-keys[-2] // tokens) * query[0] <= processors), None)

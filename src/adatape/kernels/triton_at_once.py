@@ -1,8 +1,8 @@
 """All steps of Algorithm 2 in one Triton launch, for batches so small that all programs run at the same time.
 
-A program keeps its tile of the bank, and which of it was read, in registers. After each step the programs of a row
-wait for one another; then each finds the best of all tiles for itself, so the next query is known everywhere without
-a second meeting. The arithmetic is that of `triton_find`.
+A program keeps its tile of the bank, and which tokens of it were read, in registers. The programs of a row synchronise
+once per step; each then computes the best tokens of all tiles itself, so that the next query needs no second barrier.
+The arithmetic is that of `triton_find`.
 """
 
 import triton
@@ -13,7 +13,7 @@ from adatape.kernels.triton_find import NOTHING, _best_of, _place, _ranked, _sco
 
 @triton.jit
 def _meet(arrived, everyone):
-    """Goes on when all programs have arrived, and sees what each of them stored before."""
+    """A barrier over the programs of a row; stores made before it are visible after it."""
     tl.debug_barrier()
     tl.atomic_add(arrived, 1, sem="release", scope="gpu")
     seen = tl.atomic_add(arrived, 0, sem="acquire", scope="gpu")
@@ -27,7 +27,7 @@ def find_at_once(
     query,  # (b, h) float32
     keys,  # (c, h) or (b, c, h) float32
     taken,  # (b, c) uint8, where HIDES
-    best,  # (2, b, tiles, SLOTS) int64, scratch: who is quick may store a step ahead of who still reads
+    best,  # (2, b, tiles, SLOTS) int64, scratch, double-buffered: a fast program may store while others still load
     arrived,  # (b,) int32, zeros
     index,  # (b, steps, MERGE) int64, written
     weight,  # (b, steps, MERGE) float32, written

@@ -1,7 +1,7 @@
-"""One step of Algorithm 2 for all rows as two Triton kernels: the best tokens of each part of the bank, then the rest.
+"""One step of Algorithm 2 for all rows as two Triton kernels: `score`, the best tokens per tile, then `advance`.
 
-The arithmetic is `atr`'s: scores summed in float64 and rounded once to float32, so that equal keys score equally
-wherever they stand; all that the next query depends on in float64. A row that has halted is left alone.
+The arithmetic is that of `atr`: scores are summed in float64 and rounded once to float32, so that equal keys score
+equally at every position; the next query is computed in float64. Rows that have halted are skipped.
 """
 
 import triton
@@ -12,8 +12,8 @@ NOTHING = tl.constexpr(-(2**63))
 
 @triton.jit
 def _ranked(score, place):
-    """Score and place in one integer: the highest is the best score and, among equals, the lowest place."""
-    score = tl.where(score == 0, 0.0, score)  # -0 and 0 are equal, their bits are not
+    """Packs score and index into one integer whose maximum is the best score and, among equals, the lowest index."""
+    score = tl.where(score == 0, 0.0, score)  # -0 and 0 are equal but differ in their bits
     bits = score.to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.to(tl.int64) << 32) | (place ^ 0x7FFFFFFF).to(tl.int64)
@@ -32,7 +32,7 @@ def _score(rank):
 
 @triton.jit
 def _best_of(best, more, slot, MERGE: tl.constexpr):
-    """The MERGE highest of both, in falling order; ranks are unique but for NOTHING."""
+    """The MERGE highest ranks of both, in descending order; ranks are unique except NOTHING."""
     found = tl.full(best.shape, NOTHING, tl.int64)
     for k in range(MERGE):
         top = tl.maximum(tl.max(best, 0), tl.max(more, 0))
@@ -54,7 +54,7 @@ def score(
     width,
     tiles,
     threshold: tl.float64,
-    OWN: tl.constexpr,  # every row has a bank of its own; then ROWS is 1
+    OWN: tl.constexpr,  # one bank per row; then ROWS is 1
     MERGE: tl.constexpr,
     SLOTS: tl.constexpr,  # a power of two, at least MERGE
     ROWS: tl.constexpr,
@@ -98,7 +98,7 @@ def score(
 
 @triton.jit(do_not_specialize=["tiles", "step", "steps"])
 def advance(
-    query,  # (b, h) float64, the next query afterwards
+    query,  # (b, h) float64, updated
     keys,  # (c, h) or (b, c, h) float32
     taken,  # (b, c) uint8, updated
     halting,  # (b,) float64, updated

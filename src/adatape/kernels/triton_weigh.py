@@ -1,4 +1,4 @@
-"""The gradient of all of a tape's weights as one Triton kernel, a program for each row."""
+"""The gradient of a tape's weights as one Triton kernel, with one program per row."""
 
 import triton
 import triton.language as tl
@@ -7,7 +7,7 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["steps"])
 def unweigh(
     query,  # (b, h) float32
-    keys,  # (b, steps, MERGE, h) float32, of the tokens that were read
+    keys,  # (b, steps, MERGE, h) float32, of the selected tokens
     weight,  # (b, steps, MERGE) float32
     length,  # (b,) int64
     grad_weight,  # (b, steps, MERGE) float32

@@ -1,4 +1,4 @@
-"""Weights that were found, with the gradient they would have had if they had been computed step by step."""
+"""A custom operator that returns the weights from `find` and gives them the gradient of `atr.retrace`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def weigh(
     temperature: float,
     average: bool,
 ) -> Float[Tensor, "b t k"]:
-    """`weight`, as a function of the query and of the keys of the tokens that were read: `atr.retrace`."""
+    """Returns `weight`, differentiable with respect to query and selected keys as in `atr.retrace`."""
     return _weigh(query, keys, weight.detach(), length, temperature, average)
 
 
@@ -79,7 +79,7 @@ _weigh.register_autograd(_backward, setup_context=_keep)
 def step_by_step(
     query: Tensor, keys: Tensor, weight: Tensor, grad: Tensor, temperature: float, average: bool
 ) -> tuple[Float[Tensor, "b h"], Float[Tensor, "b t k h"]]:
-    """`atr.retrace` backwards. Hidden weights are zero, so nothing comes back from their steps."""
+    """The backward pass of `atr.retrace`; hidden steps have zero weights and so zero gradients."""
     queries = [query]
     for w, k in zip(weight.unbind(1), keys.unbind(1), strict=True):
         queries.append(UPDATE["average" if average else "replace"](queries[-1], weighted_sum(w, k)))

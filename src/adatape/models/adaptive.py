@@ -1,6 +1,6 @@
-"""The base of every adaptive model: a timm ViT under one prefix, timm's API, and what differs from model to model.
+"""Adaptive, the base class of all models: holds a timm ViT under the prefix `vit.` and offers timm's model API.
 
-A method writes `walk`, and overrides what it does otherwise: budget, cost, loss.
+A method implements `walk` and overrides budget, cost and loss where they differ from a plain ViT's.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from adatape.records import Output, Steps, Tape
 
 
 class Walk(NamedTuple):
-    """Where a walk through the blocks ends."""
+    """The result of `Adaptive.walk`."""
 
     tokens: Tensor  # (b, m, d), before the final norm
     ponder: Tensor  # (b,)
-    visible: Tensor | None = None  # (b, m) bool; None when every row counts
+    visible: Tensor | None = None  # (b, m) bool; None if all rows are visible
     tape: Tape | None = None
     steps: Steps | None = None
 
 
 class BudgetRange(NamedTuple):
-    """What `set_budget` takes."""
+    """The values that `set_budget` accepts."""
 
     least: int  # steps: tape tokens, or repetitions of a block
     most: int
-    threshold: float | None  # of the whole budget; None where halting has none that can be set
+    threshold: float | None  # at `most` steps; None where the threshold cannot be set
 
 
 Visit = Callable[[int, Tensor], None]
 
 
 def no_visit(layer: int, tokens: Tensor) -> None:
-    """The walk of a plain forward, which needs no intermediate tokens."""
+    """The `visit` of a plain forward: does nothing."""
 
 
 class Adaptive(nn.Module, ABC):
-    """Holds a ViT as `vit`, so its keys are timm's under one prefix, and behaves as a timm model."""
+    """A timm model that wraps a ViT as `vit`; the ViT's state-dict keys are timm's under that prefix."""
 
-    adapts: ClassVar[str | None] = None  # what it fits to each sample
+    adapts: ClassVar[str | None] = None  # what adapts to each sample: sequence, depth or tokens
     length_name: ClassVar[str] = "steps taken"  # what `length_taken` counts
-    no_budget: ClassVar[str] = "every sample costs the same"  # why, where it has none
+    no_budget: ClassVar[str] = "every sample costs the same"  # reason given where no budget can be set
 
     def __init__(self, vit: VisionTransformer) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Adaptive(nn.Module, ABC):
 
     @abstractmethod
     def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:
-        """Runs embedding and blocks; calls `visit` with the input's tokens after each block."""
+        """Runs embedding and blocks; calls `visit` with the input tokens after each block."""
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         walk = self.walk(x, no_visit, key)
@@ -77,39 +77,39 @@ class Adaptive(nn.Module, ABC):
         return Output(logits, features, walk.ponder, walk.tape, walk.steps) if output else logits
 
     def budget_range(self) -> BudgetRange | None:
-        """Which budgets can be set; None where the cost is what it is."""
+        """The budgets that can be set; None if the cost is fixed."""
         return None
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:  # noqa: ARG002
-        """What it may spend from now on; no argument resets."""
+        """Sets the budget of later calls; without arguments, the one it was built with."""
         kinds = "AdaTape, UT, U2T, UViT and PonderNet"
         name = type(self).__name__
         raise ValueError(f"the model is a {name}, which has no budget: {self.no_budget}; {kinds} have one")
 
     def budget(self) -> Budget | None:
-        """What is set now."""
+        """The current budget; None if the cost is fixed."""
         return None
 
     def cost(self, tape: int | None = None) -> list[Part]:
-        """Its parts for one sample that reads `tape` tokens; None is the bound, all that its budget allows."""
+        """Parameters and multiply-adds by part for one sample with `tape` tape tokens; None means the full budget."""
         self.refuse_tape(tape)
         return vit_cost(self.vit)
 
     def spent_macs(self, output: Output) -> Tensor:
-        """Multiply-adds of each sample, (b,) int64: the cost formula at its own tape length, depth or tokens."""
+        """Multiply-adds of each sample, (b,) int64: `cost` at the tape length, depth or tokens that it used."""
         return torch.full((output.logits.shape[0],), total(self.cost()).macs)
 
     def length_taken(self, output: Output) -> Tensor:
-        """Tape tokens of each sample, or the steps until it halted, (b,) int64."""
+        """Tape tokens of each sample, or steps until it halted, (b,) int64."""
         if output.tape is not None:
             return output.tape.length
         if output.steps is None:
             return torch.zeros_like(output.logits[:, 0], dtype=torch.int64)
-        taken = (output.steps.weight > 0).sum(1)  # where tokens halt apart, the sample runs as long as any of them
+        taken = (output.steps.weight > 0).sum(1)  # where tokens halt separately, the sample takes the maximum
         return taken.flatten(1).amax(1) if taken.dim() > 1 else taken
 
     def loss(self, output: Output, target: Tensor, ponder_weight: float = 0.0, kind: LossName = "softmax") -> Tensor:
-        """l = l_main + λ l_ponder; targets are classes or their probabilities."""
+        """l = l_main + λ l_ponder; targets are class indices or probabilities."""
         loss = self.main_loss(output, target, kind)
         return loss + ponder_weight * output.ponder.mean() if ponder_weight else loss
 
@@ -117,25 +117,25 @@ class Adaptive(nn.Module, ABC):
         return class_loss(output.logits, target, kind)
 
     def never_halt(self) -> None:
-        """From now on every sample takes all that the budget allows, which is what the bound on its cost counts."""
+        """Disables halting: every sample then uses its full budget, the upper bound that `cost` counts."""
 
     def tape_bank(self) -> Bank | None:
-        """The bank that a tape is read from; None without a tape."""
+        """The bank of the tape; None without a tape."""
         return None
 
     def tape_reader(self) -> TapeReader | FixedTokens | None:
         return None
 
     def export_refusal(self) -> str | None:
-        """Why no graph with a free batch and tape length answers as this model does, if none can."""
+        """Why the model cannot be exported with dynamic batch and tape length; None if it can."""
         return None
 
     def refuse_tape(self, tape: int | None) -> None:
         if tape is not None:
-            raise ValueError(f"tape is {tape}; {type(self).__name__} reads none")
+            raise ValueError(f"tape is {tape}; {type(self).__name__} has no tape, so it must be None")
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Normalised tokens: prefix, patches, then tape; `forward_head` of them is `forward`."""
+        """Normalised tokens: prefix, patches, then tape; `forward_head` of them equals `forward`."""
         return self._settle(self.walk(x, no_visit, None))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -150,19 +150,19 @@ class Adaptive(nn.Module, ABC):
 
     def run_block(self, block: Callable[..., Tensor], x: Tensor, **kwargs: Any) -> Tensor:
         if self.vit.grad_checkpointing and self.training:
-            return checkpoint(partial(block, **kwargs), x)  # compiled, a checkpoint takes tensors alone
+            return checkpoint(partial(block, **kwargs), x)  # under torch.compile, checkpoint accepts only tensors
         return block(x, **kwargs)
 
     def compile_blocks(self, **options: Any) -> None:
-        """torch.compile block by block, in place: all that are alike are compiled once, also those of other models."""
+        """Applies torch.compile to each block in place; equal blocks, also of other models, compile once."""
         blocks = [module for module in self.modules() if isinstance(module, Block)]
         if not blocks:
-            raise TypeError(f"the blocks are {type(self.vit.blocks[0]).__name__}s; only timm's Block is compiled so")
+            raise TypeError(f"the blocks are {type(self.vit.blocks[0]).__name__}s; compile_blocks needs timm's Block")
         for block in blocks:
             block.compile(**options)
 
     def _looked_at(self, walk: Walk) -> Walk:
-        """Where the class token alone is pooled, nothing else needs the final norm."""
+        """Only the class token if it alone is pooled, so that the final norm skips the other rows."""
         return Walk(walk.tokens[:, :1], walk.ponder) if self.vit.global_pool == "token" else walk
 
     def _settle(self, walk: Walk) -> Tensor:
@@ -177,12 +177,12 @@ class Adaptive(nn.Module, ABC):
         indices: int | list[int] | None = None,
         return_prefix_tokens: bool = False,
         norm: bool = False,
-        stop_early: bool = False,  # noqa: ARG002  the walk is one piece; timm's callers may still pass it
+        stop_early: bool = False,  # noqa: ARG002  ignored, since `walk` runs all blocks; timm's callers pass it
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
         output_dict: bool = False,
     ) -> Any:
-        """As timm's: the patch grid after the chosen blocks. A tape only adds tokens, so the grid is intact."""
+        """As timm's: the patch grid after the chosen blocks, without tape tokens."""
         take, _ = feature_take_indices(len(self.vit.blocks), indices)
         seen: dict[int, Tensor] = {}
 
@@ -217,14 +217,14 @@ class Adaptive(nn.Module, ABC):
         self.vit.set_grad_checkpointing(enable)
 
     def set_input_size(self, img_size: tuple[int, int]) -> None:
-        """Takes images of another size, as timm's ViT does."""
+        """Changes the image size, as timm's ViT does."""
         self.vit.set_input_size(img_size)
 
     def no_weight_decay(self) -> set[str]:
         return {f"vit.{name}" for name in self.vit.no_weight_decay()}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:  # noqa: ARG002
-        """timm's groups for the ViT; a wrapper's own parts match none and so learn at the full rate."""
+        """timm's layer groups for the ViT; parameters outside `vit.` match none and get the full rate."""
         return {
             "stem": r"^vit\.(?:cls_token|reg_token|pos_embed|patch_embed)",
             "blocks": [(r"^vit\.blocks\.(\d+)", None), (r"^vit\.norm", (99999,))],
@@ -256,13 +256,13 @@ class Adaptive(nn.Module, ABC):
 
 
 def macs_by_count(counts: Tensor, macs: Callable[[int], int]) -> Tensor:
-    """The formula is asked once for each count that occurs."""
+    """`macs(count)` for every element; the formula is evaluated once per distinct count."""
     table = {count: macs(count) for count in counts.unique().tolist()}
     return torch.tensor([table[count] for count in counts.tolist()])
 
 
 def filter_checkpoint(state: dict[str, Any], model: Adaptive) -> dict[str, Any]:
-    """Lets a plain ViT's checkpoint load into a wrapper: positions resized, the wrapper's own parts as they were."""
+    """Maps a plain ViT's checkpoint to a wrapper's keys, with resized positions; other parameters are unchanged."""
     state = state.get("state_dict", state.get("model", state))
     if any(key.startswith("vit.") for key in state):
         return state
@@ -274,17 +274,17 @@ def filter_checkpoint(state: dict[str, Any], model: Adaptive) -> dict[str, Any]:
 def check_backbone(vit: nn.Module) -> None:
     if isinstance(vit, Eva):
         raise TypeError(
-            "the backbone is an Eva (EVA-02, DINOv3, …), which rotates queries and keys by their place in the grid; "
+            "the backbone is an Eva (EVA-02, DINOv3, …), whose rotary embedding needs every token's grid position; "
             "a tape token has none, so it must be a timm VisionTransformer"
         )
     if not isinstance(vit, VisionTransformer):
         raise TypeError(f"the backbone is a {type(vit).__name__}; it must be a timm VisionTransformer")
     if isinstance(vit, VisionTransformerDistilled):
         raise ValueError(
-            "the backbone has a distillation head, whose two logits a wrapper would have to mix; use plain"
+            "the backbone has a distillation head, and its two logits cannot be combined; use the ViT without it"
         )
     if vit.attn_pool is not None:
         raise ValueError(
-            f"the backbone pools by global_pool={vit.global_pool!r}, whose attention would read hidden tape; "
-            "use 'token', 'avg', 'max' or 'avgmax'"
+            f"global_pool is {vit.global_pool!r}; attention pooling would attend to hidden tape tokens, "
+            "so it must be 'token', 'avg', 'max' or 'avgmax'"
         )

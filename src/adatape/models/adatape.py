@@ -25,7 +25,7 @@ from adatape.records import Output, Tape
 
 
 class AdaTape(Adaptive):
-    """A ViT with a bank and a reader; `reader` names the paper's or one of its ablations."""
+    """A ViT with a bank and a reader; `reader` names the paper's reader or an ablation of it."""
 
     adapts: ClassVar[str | None] = "sequence"
     length_name: ClassVar[str] = "tape length"
@@ -46,13 +46,13 @@ class AdaTape(Adaptive):
         self.bank = NoBank() if reader == "fixed" else bank
         self.reader = make_reader(reader, vit.embed_dim, reading or Reading(), bank.size)
         if self.reader.scales_rows and "blocks" not in join.tape_ffn:
-            raise ValueError(f"reader is {reader!r}; it scales inside TapeBlocks, so tape_ffn must have blocks")
+            raise ValueError(f"reader is {reader!r}; it scales rows in TapeBlocks, so tape_ffn must include 'blocks'")
         feeds = "append" in join.tape_ffn
         self.append_mlp = tape_mlp(vit.embed_dim, hidden_width(vit)) if feeds else nn.Identity()
         self.gate = TapeGate(len(vit.blocks) - join.layer, head_count(vit)) if join.gate else None
         self.pooled = not join.gate
         if not self.pooled and isinstance(vit.blocks[-1], TapeBlock):
-            vit.blocks[-1].tape_mlp = nn.Identity()  # nobody sees tape rows after the last block
+            vit.blocks[-1].tape_mlp = nn.Identity()  # tape rows are not used after the last block
         self.packed, self.buckets = False, 0
 
     def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:
@@ -73,7 +73,7 @@ class AdaTape(Adaptive):
         return Walk(rows, tape.ponder, None if self._hides_nothing() else visible, tape)
 
     def _run_shared_blocks(self, joined: Joined, tape: Tape, visit: Visit) -> Tensor:
-        """Inputs and tape through the blocks from `layer` on."""
+        """Runs input and tape rows through the blocks from `layer` on, padded, packed or in buckets."""
         first = self.join.layer
         shifted: Visit = visit if visit is no_visit else lambda n, tokens: visit(first + n, tokens)
         masks = self.attention_masks(joined, tape)
@@ -90,7 +90,7 @@ class AdaTape(Adaptive):
         return self.run_block(block, x, attn_mask=mask, **arguments, **({} if scale is None else {"scale": scale}))
 
     def attention_masks(self, joined: Joined, tape: Tape) -> Sequence[Any]:
-        """One for each block with a tape: which rows are hidden, or each head's log-gate on the tape's keys."""
+        """One `attn_mask` per block from `layer` on: a mask of hidden rows, or a bias with each head's log-gate."""
         if self.gate is not None:
             gates = self.gate().to(joined.rows.dtype)
             return [key_bias(joined.visible, gate, tape.mask.shape[1]) for gate in gates]
@@ -98,24 +98,24 @@ class AdaTape(Adaptive):
         return [mask] * (len(self.vit.blocks) - self.join.layer)
 
     def _weighs_keys(self) -> bool:
-        """Whether attention masks are weights, which only padded rows take."""
+        """Whether attention masks are float biases, which packed rows do not support."""
         return self.gate is not None
 
     def _hides_nothing(self) -> bool:
-        """Whether every tape is as long as any, whatever was read; a graph to be exported cuts tapes by itself."""
+        """Whether all tapes have full length, so that no mask is needed; an exported graph cuts tapes later."""
         return self.reader.always_full and not exporting()
 
     def set_packed(self, packed: bool = True, buckets: int = 0) -> None:
-        """Whether inference leaves hidden rows out of the blocks instead of masking them; the results are the same.
+        """Sets whether inference drops hidden rows before the blocks instead of masking them; results are the same.
 
-        Packed, all tokens of a batch lie in one row. With `buckets`, samples share that many padded batches by their
-        length, as suits a CPU. Shapes then follow the data: blocks may be compiled with dynamic=True, but a model that
-        is compiled as a whole stays padded, as do training and gates.
+        Packing concatenates the visible tokens of a batch into one row. With `buckets`, samples are sorted by length
+        into that many padded batches, which is faster on a CPU. Shapes then depend on the data: blocks may be compiled
+        with dynamic=True; a model compiled as a whole, training and gated tapes stay padded.
         """
         self.packed, self.buckets = packed or buckets > 0, buckets
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
-        """Turns the cost up or down, at any time: steps=0 is the plain ViT, bit for bit; no argument resets."""
+        """Sets the budget of later calls: steps=0 is the plain ViT, bit for bit; without arguments, as built."""
         self.reader.set_budget(steps, threshold)
 
     def budget_range(self) -> BudgetRange:
@@ -132,7 +132,7 @@ class AdaTape(Adaptive):
         most = max(reader.steps, reader.reading.steps)
         tape = reader.steps if tape is None else tape
         if not 0 <= tape <= most:
-            raise ValueError(f"tape is {tape}; this model reads between 0 and {most} tokens")
+            raise ValueError(f"tape is {tape}; it must be between 0 and {most}, the model's maximum")
         layers = enumerate(vit.blocks)
         blocks = sum(block_macs(block, inputs, tape if layer >= self.join.layer else 0) for layer, block in layers)
         in_blocks = [block.tape_mlp for block in vit.blocks if isinstance(block, TapeBlock)]

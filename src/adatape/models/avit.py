@@ -1,4 +1,4 @@
-"""A-ViT (Yin et al. 2022): tokens of a ViT halt one by one, by a score read from their own first coordinate."""
+"""A-ViT (Yin et al. 2022): each token of a ViT halts by a score computed from its first coordinate."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from adatape.records import Output, Steps
 
 
 class AViT(Adaptive):
-    """Wraps a ViT, without a parameter more, so that each token stops at a layer of its own.
+    """Wraps a ViT without additional parameters; each token halts at its own layer.
 
     After each block a token's score is sigmoid(gamma · first coordinate + beta). It halts where the sum of its scores
-    passes 1 - epsilon, or at the last layer; from then on nobody attends to it, and it stays as it is. Its output mixes
-    its states by ACT's weights, and the class token's answers. `ponder` is the mean over tokens of N + r.
+    exceeds 1 - epsilon, or at the last layer; later blocks neither attend to it nor change it. Its output is the sum of
+    its states weighted by ACT; the class token's output is classified. `ponder` is the mean over tokens of N + r.
 
     In training, `prior_weight` times the distribution prior is added to every sample's ponder, so that
     `alpha_p · ponder.mean()` is the paper's two terms when `prior_weight` is alpha_d / alpha_p. `prior_mean` is the
-    layer, counted from 0, around which tokens should halt; shallow ViTs take their last but one.
+    layer, counted from 0, around which tokens should halt, at most the last but one.
     """
 
     adapts: ClassVar[str | None] = "tokens"
-    no_budget: ClassVar[str] = "each token halts as it learnt to"
+    no_budget: ClassVar[str] = "each token halts by its trained score"
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class AViT(Adaptive):
         self.packed = False
 
     def set_packed(self, packed: bool = True) -> None:
-        """Whether inference removes halted tokens instead of masking them; the results are the same.
+        """Sets whether inference removes halted tokens instead of masking them; results are the same.
 
-        What runs on lies in one row, so a layer costs what its tokens cost. Shapes then follow the data: blocks may be
-        compiled with dynamic=True, but a model that is compiled as a whole masks, as does training.
+        Running tokens are concatenated into one row. Shapes then depend on the data: blocks may be compiled with
+        dynamic=True; a model compiled as a whole and training use masks.
         """
         self.packed = packed
 
@@ -65,7 +65,7 @@ class AViT(Adaptive):
         return self._removing(self.embed(x), visit) if removes else self._masking(self.embed(x), visit)
 
     def spent_macs(self, output: Output) -> Tensor:
-        """Tokens that have halted are gone: each block costs what its remaining tokens cost."""
+        """Multiply-adds with halted tokens removed: each block counts its running tokens only."""
         if output.steps is None:
             return super().spent_macs(output)
         blocks, inputs = self.vit.blocks, input_tokens(self.vit)
@@ -79,7 +79,7 @@ class AViT(Adaptive):
         self.beta = -math.inf
 
     def _masking(self, tokens: Tensor, visit: Visit) -> Walk:
-        """Every block for all tokens; nobody attends to those that halted, and they stay as they are."""
+        """Runs every block on all tokens; halted ones are masked as keys and keep their state."""
         last, act = len(self.vit.blocks) - 1, begin(tokens[..., 0].float())
         out = torch.zeros_like(tokens, dtype=torch.float32)
         weights, scores, running = [], [], []
@@ -102,7 +102,7 @@ class AViT(Adaptive):
         return torch.where(running[..., None], stepped, tokens)
 
     def _removing(self, tokens: Tensor, visit: Visit) -> Walk:
-        """Every block for the tokens that still run; a token's mixed states leave with it."""
+        """Runs every block on the running tokens only; a token's weighted sum is written to `out` when it halts."""
         last, act = len(self.vit.blocks) - 1, begin(tokens[..., 0].float())
         shape, rows, held = (tokens.shape[0], tokens.shape[1]), tokens.flatten(0, 1), everything(act.running)
         mixed, weights = torch.zeros_like(rows, dtype=torch.float32), []
@@ -137,7 +137,7 @@ class AViT(Adaptive):
 def _let_go(
     running: Bool[Tensor, "b n"], left: Asked, held: Packing, rows: Tensor, mixed: Tensor, out: Tensor
 ) -> tuple[Packing, Tensor, Tensor]:
-    """Packs the rows that still run anew, and writes what those that halted have mixed to their places in `out`."""
+    """Repacks the running rows, and writes the weighted sums of those that have halted to `out`."""
     still = running.flatten().index_select(0, held.kept)
     gone, stay = places(~still), places(still)
     after, before = left.heard(), rows.shape[0]
@@ -151,71 +151,71 @@ def _let_go(
 
 
 def halting_score(tokens: Float[Tensor, "*n d"], gamma: float, beta: float) -> Float[Tensor, "*n"]:
-    """h = sigmoid(gamma · e₀ + beta), in float32 whatever surrounds it."""
+    """h = sigmoid(gamma · e₀ + beta), in float32 also under autocast."""
     return (gamma * tokens[..., 0].float() + beta).sigmoid()
 
 
 def halting_mean(score: Float[Tensor, "b l n"], running: Bool[Tensor, "b l n"]) -> Float[Tensor, "l"]:
-    """The mean score of each layer over the tokens of all samples that ran in it, without class tokens; 0 if none ran.
+    """The mean score of each layer over all running tokens of the batch but class tokens; 0 if none runs.
 
-    The last layer enters with its own score, not with the 1 that ends it: that 1 would outweigh all other layers.
+    The last layer counts with its own score, not with the 1 that forces it to halt, which would dominate the others.
     """
     score, running = score[..., 1:], running[..., 1:]
     return (score * running).sum((0, 2)) / running.sum((0, 2)).clamp(min=1)
 
 
 def gaussian_target(depth: int, mean: float, device: torch.device | None = None) -> Float[Tensor, "depth"]:
-    """A Gaussian of deviation 1 at layers 0 to depth - 1, cut off there and summing to 1."""
+    """A Gaussian of standard deviation 1 at layers 0 to depth - 1, normalised to sum to 1."""
     return (-0.5 * (torch.arange(depth, device=device) - mean).square()).softmax(0)
 
 
 def distribution_prior(halting_mean: Float[Tensor, "l"], target: Float[Tensor, "l"]) -> Float[Tensor, ""]:
-    """KL(target ‖ H), both normalised over layers with no share below 0.01 or above 0.99."""
+    """KL(target ‖ H), both normalised over layers and clamped to [0.01, 0.99]."""
     target, halting = _bounded_shares(target), _bounded_shares(halting_mean)
     return (target * (target.log() - halting.log())).sum()
 
 
 def _bounded_shares(amount: Tensor) -> Tensor:
-    """Shares are normalised again after the bounds, since only between distributions is KL never negative."""
+    """Normalises, clamps to [0.01, 0.99] and normalises again: KL is non-negative only between distributions."""
     share = (amount / amount.sum().clamp(min=torch.finfo(amount.dtype).tiny)).clamp(0.01, 0.99)
     return share / share.sum()
 
 
 def tokens_per_layer(weight: Float[Tensor, "b l n"]) -> Float[Tensor, "b l"]:
-    """How many tokens of each sample enter each layer, from `Output.steps.weight`: what its true cost depends on.
+    """The number of tokens of each sample that enter each layer, from `Output.steps.weight`.
 
-    A halting step takes at least epsilon, so a token still runs where weight lies ahead of it.
+    The halting step has a weight of at least epsilon, so a token runs as long as it has weight in this or later layers.
     """
     ahead = weight.flip(1).cumsum(1).flip(1)
     return (ahead > 0).float().sum(2)
 
 
 def _never_blind(running: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n"]:
-    """A sample that has halted altogether sees all: attention to nothing is NaN, and its rows no longer count."""
+    """Unmasks samples in which all tokens have halted: attention to no key is NaN, and their rows are not used."""
     return running | ~running.any(1, keepdim=True)
 
 
 def _check_class_token(vit: VisionTransformer) -> None:
     if vit.cls_token is None:
-        raise ValueError("class_token is False; A-ViT answers from the class token, so it must be True")
+        raise ValueError("class_token is False; A-ViT classifies the class token, so it must be True")
     if vit.global_pool != "token":
-        raise ValueError(f"global_pool is {vit.global_pool!r}; A-ViT answers from the class token: it must be 'token'")
+        raise ValueError(f"global_pool is {vit.global_pool!r}; A-ViT classifies the class token, so it must be 'token'")
 
 
 def _check_halting(gamma: float, epsilon: float, prior_weight: float) -> None:
     if not gamma > 0:
         raise ValueError(f"gamma is {gamma}; it must be above 0, so that a larger first coordinate halts earlier")
     if not 0 < epsilon < 1:
-        raise ValueError(f"epsilon is {epsilon}; it must lie between 0 and 1, both excluded")
+        raise ValueError(f"epsilon is {epsilon}; it must be above 0 and below 1")
     if not prior_weight >= 0:
-        raise ValueError(f"prior_weight is {prior_weight}; it must be at least 0, which leaves the prior out")
+        raise ValueError(f"prior_weight is {prior_weight}; it must be at least 0; 0 disables the prior")
 
 
 OPTIONS = ("gamma", "beta", "epsilon", "prior_mean", "prior_weight")
 
 
 def build_avit(**options: Any) -> AViT:
-    """An A-ViT from scratch; `options` are A-ViT's own and arguments of timm's VisionTransformer."""
+    """An A-ViT from scratch; `options` are arguments of AViT and of timm's VisionTransformer."""
     own, vit = split(options, OPTIONS)
     return AViT(VisionTransformer(**vit), **own)
 

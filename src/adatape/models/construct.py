@@ -1,4 +1,4 @@
-"""Making a model of options that somebody typed: what its constructor refuses is one line that names the option."""
+"""Builds a model from user-given options; an error of its constructor becomes one line that names the option."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from adatape.config import Depth, PartialShare, Pixels, Positive, Quantity, Quan
 from adatape.validation import check_values, first_line
 
 T = TypeVar("T")
-# Constructors of timm and torch check what they are given by assertions and by failing; they do not run what it says.
+# What constructors of timm and torch raise on invalid arguments: assertions, or errors from within.
 REFUSALS = (TypeError, ValueError, AssertionError, RuntimeError, ArithmeticError, LookupError, AttributeError)
 
 
 class OptionLimits:
-    """Of options that say how much is built; without them a slip would fill the memory."""
+    """Limits of options that determine a model's size, so that a typing error does not exhaust the memory."""
 
     img_size: Pixels | tuple[Pixels, Pixels]
     patch_size: Pixels | tuple[Pixels, Pixels]
@@ -50,7 +50,7 @@ LIMITED: dict[str, Any] = {
 
 
 def construct(build: Callable[..., T], name: str, options: Mapping[str, Any], where: str = "", **given: Any) -> T:
-    """`build(**given, **options)`; `where` is the field that the options come from, as in `model.options`."""
+    """Returns `build(**given, **options)`; `where` is the options' field in error messages, as in `model.options`."""
     prefix = f"{where}." if where else ""
     check_values(LIMITED, options, prefix)
     try:
@@ -64,7 +64,7 @@ def construct(build: Callable[..., T], name: str, options: Mapping[str, Any], wh
 
 
 def _culprit(build: Callable[..., Any], options: Mapping[str, Any], given: dict[str, Any]) -> str | None:
-    """The option without which a model can be built, if it is one."""
+    """The first option without which the model can be built, if any."""
     shape = {each: value for each, value in given.items() if not each.startswith("pretrained")}
     for name in options:
         rest = {each: value for each, value in options.items() if each != name}
@@ -78,7 +78,7 @@ def _culprit(build: Callable[..., Any], options: Mapping[str, Any], given: dict[
 
 
 def _is_our_sentence(error: Exception) -> bool:
-    """What this package refuses names field, value and limit itself."""
+    """Whether this package raised the error; its messages already name field, value and limit."""
     frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
     return isinstance(error, ValueError) and frames[-1].frame.f_globals.get("__name__", "").startswith("adatape.")
 

@@ -1,6 +1,6 @@
-"""How input and tape rows pass the blocks that they share: padded and masked, packed in one row, or in buckets.
+"""Three ways to run the blocks on input and tape rows, with equal results: padded, packed, or in buckets.
 
-The results are the same. Hidden rows are computed and masked, or left out; shapes then follow the data.
+Padded batches compute and mask hidden rows; the others drop them, so their shapes depend on the data.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from adatape.ragged import Packed, hide_tail
 
 
 class Joined(NamedTuple):
-    """The rows of a batch as they enter the first block with a tape."""
+    """The rows that enter the first block with a tape."""
 
     rows: Float[Tensor, "b m d"]
     visible: Bool[Tensor, "b m"]
-    tape: int  # how many of the rows, the last ones, are tape
-    scale: Float[Tensor, "b m"] | None = None  # what an ablation multiplies rows by inside blocks
+    tape: int  # number of tape rows, the last ones
+    scale: Float[Tensor, "b m"] | None = None  # factor on rows inside blocks, for an ablation
 
     @property
     def inputs(self) -> int:
         return self.rows.shape[1] - self.tape
 
 
-# One block: its place among those with a tape, rows, attention mask, which rows are tape, scale.
+# Runs one block: its index among those with a tape, rows, attention mask, which rows are tape, scale.
 Step = Callable[[int, Tensor, Any, int | TapeRows, Tensor | None], Tensor]
 
 
 def run_padded(step: Step, joined: Joined, masks: Sequence[Any], visit: Visit) -> Float[Tensor, "b m d"]:
-    """All rows, with one mask for each block."""
+    """Runs the blocks on all rows, with one mask per block."""
     x = joined.rows
     for n, mask in enumerate(masks):
         x = step(n, x, mask, joined.tape, joined.scale)
@@ -45,7 +45,7 @@ def run_padded(step: Step, joined: Joined, masks: Sequence[Any], visit: Visit) -
 
 
 def run_packed(step: Step, joined: Joined, blocks: int, visit: Visit) -> Float[Tensor, "b m d"]:
-    """Visible rows alone, all of a batch in one row; hidden ones are zero at the end."""
+    """Runs the blocks on the visible rows of the batch, concatenated; hidden rows of the result are zero."""
     samples, length = joined.visible.shape
     held = packing(joined.visible)
     mask = None if held.even else Packed(held)
@@ -60,7 +60,7 @@ def run_packed(step: Step, joined: Joined, blocks: int, visit: Visit) -> Float[T
 
 
 def run_buckets(step: Step, joined: Joined, blocks: int, count: int) -> Float[Tensor, "b m d"]:
-    """Visible rows in `count` padded batches by length, as suits a CPU."""
+    """Runs the blocks on `count` padded batches of samples of similar length."""
     out = torch.zeros_like(joined.rows)
     for samples, shortest, longest in buckets(joined.visible.sum(1), count):
         place = (samples, slice(longest))
@@ -72,7 +72,7 @@ def run_buckets(step: Step, joined: Joined, blocks: int, count: int) -> Float[Te
 
 
 def buckets(length: Int[Tensor, "b"], count: int) -> list[tuple[Int[Tensor, "s"], int, int]]:
-    """Samples in `count` groups of about the same size, by length, each with its shortest and longest."""
+    """Sorts samples by length into `count` groups of about equal size; returns each with its shortest and longest."""
     order = length.argsort(stable=True)
     ascending = length[order].tolist()
     edges = [i * len(ascending) // count for i in range(count + 1)]

@@ -1,4 +1,4 @@
-"""TapeJoin: where the tape joins a ViT's rows, and how it is fed."""
+"""TapeJoin: before which block the tape is appended, and which feed-forward its rows use."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ FFN_PLACES: tuple[TapeFFN, ...] = ("none", "append", "blocks", "append+blocks")
 
 @dataclass(frozen=True)
 class TapeJoin:
-    """Where the tape joins the input's rows, and how it is fed: AdaTape's options beside its reader's."""
+    """AdaTape's options other than those of its reader."""
 
     layer: int = 1
-    """block index before which tape rows are appended"""
+    """index of the block before which tape rows are appended"""
     tape_ffn: TapeFFN = "append"
-    """where tape rows take a feed-forward of their own: once when appended (ImageNet models), in blocks, both (JFT)"""
+    """where tape rows have a separate feed-forward: when appended (ImageNet models), in the blocks, or both (JFT)"""
     query: QueryName | None = None
-    """the mean of the tokens or the class token; None takes what the ViT pools"""
+    """mean: the mean of all tokens; token: the class token; None: what the ViT pools"""
     gate: bool = False
-    """start as the plain ViT: attention to tape rows opens as each head learns to, and no tape row is pooled"""
+    """start as the plain ViT: a learned gate per head on attention to tape rows, which are not pooled"""
 
 
 def check_join(vit: VisionTransformer, join: TapeJoin, query: str) -> None:
     if not 0 <= join.layer < len(vit.blocks):
-        raise ValueError(f"layer is {join.layer}; the tape joins before a block index from 0 to {len(vit.blocks) - 1}")
+        raise ValueError(f"layer is {join.layer}; it must be a block index from 0 to {len(vit.blocks) - 1}")
     if join.tape_ffn not in FFN_PLACES:
         raise ValueError(f"tape_ffn is {join.tape_ffn!r}; it must be one of {', '.join(FFN_PLACES)}")
     if query not in ("mean", "token"):
         raise ValueError(f"query is {query!r}; it must be mean or token")
     if query == "token" and vit.cls_token is None:
-        raise ValueError("query is 'token'; the ViT has no class token, so use 'mean'")
+        raise ValueError("query is 'token', but the ViT has no class token; it must be 'mean'")
     if "blocks" in join.tape_ffn and not all(isinstance(block, TapeBlock) for block in vit.blocks[join.layer :]):
         raise ValueError(
-            f"tape_ffn is {join.tape_ffn!r}; the ViT's blocks have no tape feed-forward: "
+            f"tape_ffn is {join.tape_ffn!r}, but the ViT's blocks have no tape feed-forward; "
             f"build it with block_fn=TapeBlocksFrom({join.layer})"
         )
 
 
 def hidden_width(vit: VisionTransformer) -> int:
-    """The width inside the ViT's own feed-forward, gated or not; four times its own where a block has none apart."""
+    """The hidden width of the ViT's feed-forward; 4 × embed_dim for blocks without a separate one."""
     last = getattr(getattr(vit.blocks[0], "mlp", None), "fc2", None)
     return last.in_features if isinstance(last, nn.Linear) else 4 * vit.embed_dim
 
 
 def head_count(vit: VisionTransformer) -> int:
-    """Heads of the ViT's attention, wherever its kind of block keeps them."""
+    """The ViT's number of attention heads, for any kind of block."""
     return next(module.num_heads for module in vit.blocks.modules() if hasattr(module, "num_heads"))

@@ -1,4 +1,4 @@
-"""How an AdaTape is made: around a ViT that exists, or from scratch under a name of timm's registry."""
+"""Builds an AdaTape around an existing ViT (`wrap`) or from scratch (`build`), and registers the latter with timm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOIN_FIELDS = [field.name for field in dataclasses.fields(TapeJoin)]
 
 
 class WrapOptions(TypedDict, total=False):
-    """`reader` and the fields of `TapeJoin` and `Reading`, for type checkers; a test holds that they are the same."""
+    """`reader` and the fields of `TapeJoin` and `Reading`, for type checkers; a test compares them."""
 
     reader: ReaderName
     layer: int
@@ -97,7 +97,7 @@ def wrap(
     reading: Reading | None = None,
     **options: Any,
 ) -> AdaTape | WindowTape:
-    """AdaTape around a ViT that exists already, and computes what the ViT does until it is trained.
+    """Adds a tape to an existing ViT; before training the output is the ViT's (but for bank="windows").
 
     With bank="windows" it reads windows of images of size `image` (height, width), and `options` are the fields of
     `WindowOptions`. Otherwise they are `reader` and the fields of `TapeJoin` and `Reading`, and the bank is initialised
@@ -131,7 +131,7 @@ def _wrap_windows(vit: VisionTransformer, image: tuple[int, int] | None, options
 
 
 def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Fields of `Reading`, fields of `TapeJoin`, and what is left."""
+    """Splits options into fields of `Reading`, fields of `TapeJoin`, and the others."""
     fields, options = split(options, READING_FIELDS)
     return fields, *split(options, JOIN_FIELDS)
 
@@ -147,7 +147,7 @@ def make_bank(bank: BankName | Bank, vit: VisionTransformer, patch: int, bank_si
 
 
 def default_reading(bank: BankName | Bank, large: bool = False) -> Reading:
-    """The paper's hyper-parameter table: the two training tricks go with a learnable bank, τ = 1 with large + input."""
+    """The paper's hyper-parameters: noise and hidden tokens for a learned bank, τ = 1 for large with an input bank."""
     if bank == "learn":
         return Reading(noise=0.01, hide=0.1)
     return Reading(threshold=1.0) if large else Reading()

@@ -1,7 +1,7 @@
-"""Which options a config file or a command line may give a model: those that shape it, by name and type.
+"""The model options that a config file or the command line may set: those that determine its shape, by name and type.
 
-They are read from the constructors' signatures. Whatever else `timm.create_model` takes names weights, files, addresses
-or classes, so that a run folder from someone else could fetch and read what it likes.
+They are read from the constructors' signatures. Other arguments of `timm.create_model` name weights, files, URLs or
+classes; with them a run folder from someone else could make the program download or read arbitrary files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or f
 
 
 def _named_kinds(*constructors: Callable[..., Any]) -> Kinds:
-    """By name, the types of all arguments that JSON can write; classes, functions and modules are none of them."""
+    """The types of all arguments that JSON can represent, by name; classes, functions and modules are left out."""
     found: Kinds = {}
     for constructor in constructors:
         for name, argument in inspect.signature(constructor, eval_str=True).parameters.items():
@@ -39,7 +39,7 @@ def _named_kinds(*constructors: Callable[..., Any]) -> Kinds:
 
 
 def _written_kinds(hint: Any) -> list[Any]:
-    if get_origin(hint) is Annotated:  # its limits are checked where the model is made
+    if get_origin(hint) is Annotated:  # `construct` checks its limits
         return _written_kinds(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
         return [kind for option in get_args(hint) for kind in _written_kinds(option)]
@@ -55,11 +55,11 @@ SHAPING = _named_kinds(
 
 
 def check_options(where: str, options: Mapping[str, Any], known: Kinds = SHAPING) -> None:
-    """Refuses the first option that does not shape a model, or is not of the type that its constructor names."""
+    """Raises for the first option that is not known or has the wrong type."""
     for name, value in options.items():
         if name not in known:
             raise ValueError(
-                f"{where}.{name} is {reprlib.repr(value)}; {name} does not shape a model, which these do: "
+                f"{where}.{name} is {reprlib.repr(value)}; {name} is not a permitted option, use one of: "
                 f"{', '.join(sorted(known))}"
             )
         if not any(_fits(kind, value) for kind in known[name]):
@@ -69,7 +69,7 @@ def check_options(where: str, options: Mapping[str, Any], known: Kinds = SHAPING
 
 
 def check_wrap(where: str, options: Mapping[str, Any]) -> None:
-    """The same for the options of `adatape.wrap`."""
+    """`check_options` for the options of `adatape.wrap`."""
     check_options(where, options, WRAPPING)
 
 

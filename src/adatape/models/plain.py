@@ -1,4 +1,4 @@
-"""Plain: a ViT that adapts nothing, behind the same `Output` as the models that do."""
+"""Plain: a non-adaptive ViT with the same `Output` as the adaptive models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from adatape.models.adaptive import Adaptive, Visit, Walk
 
 
 class Plain(Adaptive):
-    """The wrapped ViT itself: what every adaptive model is compared with."""
+    """The wrapped ViT unchanged, the baseline of all comparisons."""
 
     def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:  # noqa: ARG002
         tokens = self.embed(x)

@@ -1,4 +1,4 @@
-"""PonderNet (Banino et al. 2021) on images: every step answers, and a learnt process says which answer counts."""
+"""PonderNet (Banino et al. 2021) on images: every step has logits, and a learned halting distribution weights them."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ Halting = Literal["expected", "sample"]
 
 
 def log_halting(score: Float[Tensor, "b t"]) -> Float[Tensor, "b t+1"]:
-    """log p of halting at each of t steps where λ = sigmoid(score), and of halting later, which takes all the rest."""
+    """log p of halting at each of t steps, where λ = sigmoid(score), and log of the remaining probability."""
     stayed = F.pad(F.logsigmoid(-score).cumsum(1), (1, 0))
     return stayed + F.pad(F.logsigmoid(score), (0, 1))
 
 
 def log_prior(steps: int, lambda_p: float, device: torch.device | None = None) -> Float[Tensor, " steps"]:
-    """The geometric law λ_p (1 - λ_p)^(n-1), cut after `steps` and renormalised, in logs."""
+    """log of the geometric distribution λ_p (1 - λ_p)^(n-1), truncated after `steps` and renormalised."""
     return (torch.arange(steps, device=device) * math.log1p(-lambda_p)).log_softmax(0)
 
 
 def divergence(log_p: Float[Tensor, "b t"], log_q: Float[Tensor, " t"]) -> Float[Tensor, " b"]:
-    """KL(p || q), the average taken over p."""
+    """KL(p || q) of each sample."""
     return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
 class Answer(NamedTuple):
-    """Which step answers, and whether that stands whatever the steps not yet taken would say."""
+    """The step whose logits are the answer, and whether later steps can no longer change it."""
 
     step: Tensor  # (b,) int64, counted from 0
     settled: Tensor  # (b,) bool
@@ -51,7 +51,7 @@ class Answer(NamedTuple):
 def expected_answer(score: Float[Tensor, "b t"], steps: int) -> Answer:
     """The step nearest the expected halting step Σ n p_n, a half rounded up.
 
-    What is left of p lies between the next step and the last, which bounds what the expectation can become.
+    The remaining probability falls on steps between the next and the last, which bounds the expectation.
     """
     log_p = log_halting(score[:, : steps - 1])
     p, rest = log_p[:, :-1].exp(), log_p[:, -1].exp()
@@ -61,7 +61,7 @@ def expected_answer(score: Float[Tensor, "b t"], steps: int) -> Answer:
 
 
 def sampled_answer(score: Float[Tensor, "b t"], draws: Float[Tensor, "b steps"]) -> Answer:
-    """The first step whose Bernoulli(λ_n) gives 1, from uniform draws; the last permitted step has λ = 1."""
+    """The first step whose Bernoulli(λ_n) draw is 1, from uniform numbers; the last step has λ = 1."""
     taken, steps = score.shape[1], draws.shape[1]
     last = torch.arange(taken, device=score.device) == steps - 1
     halts = (draws[:, :taken] < score.sigmoid()) | last
@@ -69,9 +69,9 @@ def sampled_answer(score: Float[Tensor, "b t"], draws: Float[Tensor, "b steps"])
 
 
 def ponder_loss(output: Output, label: Int[Tensor, " b"] | Float[Tensor, "b c"]) -> Float[Tensor, ""]:
-    """Σ_n p_n · cross-entropy(y_n, label), averaged over the batch; labels are classes or their probabilities."""
+    """Σ_n p_n · cross-entropy(y_n, label), averaged over the batch; labels are class indices or probabilities."""
     if output.steps is None or output.steps.logits is None:
-        raise ValueError("output.steps has no logits; ponder_loss needs an answer from every step, as PonderNet gives")
+        raise ValueError("output.steps has no logits; ponder_loss needs those of every step, as PonderNet returns them")
     weight, logits = output.steps.weight, output.steps.logits
     target = label[..., None].expand(*label.shape, weight.shape[1])
     each = F.cross_entropy(logits.transpose(1, 2).float(), target, reduction="none")
@@ -79,19 +79,19 @@ def ponder_loss(output: Output, label: Int[Tensor, " b"] | Float[Tensor, "b c"])
 
 
 class Trace(NamedTuple):
-    """What the steps taken have left; `answer` is None in training, where every step answers by its share."""
+    """The results of all steps taken; `answer` is None in training, where all steps are averaged."""
 
-    features: Tensor  # (b, t, d), what the classifier sees
+    features: Tensor  # (b, t, d), the classifier's input
     score: Tensor  # (b, t), λ_n is its sigmoid
     answer: Tensor | None  # (b,) int64
 
 
 class PonderNet(Repeating):
-    """One shared block, repeated; step n answers y_n and halts with probability λ_n, the last one for certain.
+    """One shared block, repeated; step n has logits y_n and halts with probability λ_n, the last with probability 1.
 
-    Training answers by the expectation Σ p_n y_n. Inference answers by one step: `halting="expected"` takes the one
+    In training the logits are Σ p_n y_n. In inference they are those of one step: `halting="expected"` takes the step
     nearest the expected halting step, `halting="sample"` draws it. Before training λ_n is the prior's λ_p, unless
-    `halting_bias` says otherwise.
+    `halting_bias` is given.
     """
 
     signals: Tensor
@@ -109,7 +109,7 @@ class PonderNet(Repeating):
         _check(vit, steps, lambda_p, halting)
         self.built = self.steps = steps
         self.lambda_p, self.halting = lambda_p, halting
-        # Halting keeps looking at what it learnt on, whatever pooling a later reset_classifier asks for.
+        # Halting scores keep the pooling that they were trained with if reset_classifier changes global_pool.
         self.pooling = vit.global_pool or "avg"
         self.register_buffer("signals", sinusoid(steps, vit.embed_dim), persistent=False)
         self.halt = nn.Linear(vit.embed_dim, 1)
@@ -121,7 +121,7 @@ class PonderNet(Repeating):
         return self.built
 
     def parts(self, steps: int) -> list[Part]:
-        """One answer, whatever the steps; with `output=True` each step answers."""
+        """Counts the head once; with `output=True` it runs at every step."""
         vit, macs = self.vit, steps * block_macs(self.vit.blocks[0], input_tokens(self.vit))
         return [
             embedding_cost(vit),
@@ -131,7 +131,7 @@ class PonderNet(Repeating):
         ]
 
     def length_taken(self, output: Output) -> Tensor:
-        """The expected steps, rounded."""
+        """The expected number of steps, rounded."""
         if output.steps is None:
             return super().length_taken(output)
         weight = output.steps.weight
@@ -139,7 +139,7 @@ class PonderNet(Repeating):
         return ((weight * numbers).sum(1) + 0.5).long()
 
     def main_loss(self, output: Output, target: Tensor, kind: LossName) -> Tensor:  # noqa: ARG002
-        """Every step answers, and each answer's loss counts by its share."""
+        """The expected loss: that of every step's logits, weighted by p_n."""
         return ponder_loss(output, target)
 
     def never_halt(self) -> None:
@@ -147,11 +147,11 @@ class PonderNet(Repeating):
 
     def export_refusal(self) -> str | None:
         if self.halting == "sample":
-            return "halting is 'sample'; an exported graph answers the same each time, so use 'expected'"
+            return "halting is 'sample'; an exported graph is deterministic, so use 'expected'"
         return None
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
-        """Logits alone need no step after the one that answers; `Output` tells p and so takes them all."""
+        """Without `output`, inference stops once every sample's answer is settled; `Output` needs p of all steps."""
         trace = self._ponder(x, key, whole=output)
         features = self._features(trace)
         logits = self.vit.head(features)
@@ -161,7 +161,7 @@ class PonderNet(Repeating):
         return Output(logits, features, ponder, steps=steps)
 
     def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:
-        """Ends at each sample's answering step; in training, at the last."""
+        """Returns the tokens of each sample's answering step; in training, of the last step."""
         states: list[Tensor] = []
         trace = self._ponder(x, key, whole=True, keep=states.append)
         tokens = states[-1] if trace.answer is None else _pick(torch.stack(states, 1), trace.answer)
@@ -189,7 +189,7 @@ class PonderNet(Repeating):
         return Trace(torch.stack(features, 1), score, answer)
 
     def _features(self, trace: Trace) -> Float[Tensor, "b ..."]:
-        """The head is affine and p sums to 1, so in training the head of these gives the expected logits."""
+        """Features of the answering step; in training their mean under p, so that the affine head gives Σ p_n y_n."""
         if trace.answer is None:
             return _mix(trace.features, self._log_p(trace).exp())
         return _pick(trace.features, trace.answer)
@@ -199,7 +199,7 @@ class PonderNet(Repeating):
         return self.halt(pooled).squeeze(-1).float()
 
     def _draws(self, like: Tensor, key: Tensor | None) -> Float[Tensor, "b steps"] | None:
-        """All at once, so that stopping early leaves the random state where taking every step would."""
+        """Uniform numbers for all steps at once, so that an early exit leaves the same random state."""
         if self.training or self.halting != "sample":
             return None
         if key is not None:
@@ -210,13 +210,13 @@ class PonderNet(Repeating):
         return expected_answer(score, self.steps) if draws is None else sampled_answer(score, draws)
 
     def _all_settled(self, scores: list[Tensor], draws: Tensor | None) -> bool:
-        """Early exit belongs to inference: in training every step must use its parameters on every process."""
+        """Whether to exit early; only in eager inference, since DDP needs every parameter used on every process."""
         if self.training or fixed():
             return False
         return bool(self._answer(torch.stack(scores, 1), draws).settled.all())
 
     def _log_p(self, trace: Trace) -> Float[Tensor, "b t"]:
-        """The last permitted step needs no score: it takes what is left."""
+        """log p of each step; the last has the remaining probability."""
         return log_halting(trace.score[:, : self.steps - 1])
 
     def _judge(self, trace: Trace) -> tuple[Float[Tensor, " b"], Steps]:
@@ -235,11 +235,11 @@ def _pick(x: Float[Tensor, "b t ..."], step: Int[Tensor, " b"]) -> Float[Tensor,
 
 def _check(vit: VisionTransformer, steps: int, lambda_p: float, halting: str) -> None:
     if len(vit.blocks) != 1:
-        raise ValueError(f"the ViT has {len(vit.blocks)} blocks; PonderNet repeats 1")
+        raise ValueError(f"the ViT has {len(vit.blocks)} blocks; PonderNet repeats one, so it must have 1")
     if steps < 1:
-        raise ValueError(f"steps is {steps}; PonderNet needs at least 1")
+        raise ValueError(f"steps is {steps}; it must be at least 1")
     if not 0 < lambda_p < 1:
-        raise ValueError(f"lambda_p is {lambda_p}; a geometric prior needs a probability above 0 and below 1")
+        raise ValueError(f"lambda_p is {lambda_p}; it must be a probability above 0 and below 1")
     if halting not in ("expected", "sample"):
         raise ValueError(f"halting is {halting!r}; it must be expected or sample")
 
@@ -248,7 +248,7 @@ PONDER_OPTIONS = ("lambda_p", "halting", "halting_bias")
 
 
 def build_ponder(steps: int = 12, **options: Any) -> PonderNet:
-    """PonderNet on images: one block, shared by all steps, each of which answers."""
+    """PonderNet on images: one block, shared by all steps."""
     ponder, vit = split(options, PONDER_OPTIONS)
     return PonderNet(VisionTransformer(**{**vit, "depth": 1}), steps, **ponder)
 

@@ -1,4 +1,4 @@
-"""How our models enter timm's registry, and the sizes that they share."""
+"""Registers models with timm, and defines the sizes that they share."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SETTINGS = {
     "classifier": "vit.head",
     "license": "apache-2.0",
 }
-default_cfgs: dict[str, Any] = {}  # timm looks this name up in the module of what is registered
+default_cfgs: dict[str, Any] = {}  # timm looks up this name in the module that registers a model
 
 
 def split(options: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A method's own options, and those of timm's VisionTransformer."""
+    """Splits options into those in `names` and the others."""
     own = {name: options[name] for name in names if name in options}
     return own, {name: value for name, value in options.items() if name not in own}
 
@@ -40,7 +40,7 @@ def split(options: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any]
 def register(name: str, build: Callable[..., Adaptive], features: int = 3, **defaults: Any) -> None:
     """Makes `timm.create_model(name, **options)` call `build` with the defaults, overridden by the options.
 
-    `features` is how many of the last blocks `features_only` gives by itself.
+    `features` is the number of last blocks that `features_only` returns by default.
     """
 
     def create(pretrained: bool = False, **options: Any) -> Adaptive:

@@ -1,4 +1,4 @@
-"""`adatape`: any ViT of timm's, wrapped, under one registered name, so that timm can save and rebuild a wrapper."""
+"""Registers `adatape`, a wrapper of any ViT in timm's registry, so that timm can save and rebuild wrapped models."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from adatape.models.adatape import AdaTape
 from adatape.models.making import JOIN_FIELDS, READING_FIELDS, WINDOW_FIELDS, wrap
 from adatape.models.registry import SETTINGS, split
 
-default_cfgs = generate_default_cfgs({"adatape": SETTINGS})  # timm looks this name up
+default_cfgs = generate_default_cfgs({"adatape": SETTINGS})  # timm looks up this name
 ABOUT_IMAGES = ("input_size", "num_classes", "mean", "std", "interpolation", "crop_pct", "crop_mode", "license")
 OWN = {*inspect.signature(wrap).parameters, *inspect.signature(AdaTape).parameters}
 OWN |= {*JOIN_FIELDS, *READING_FIELDS, *WINDOW_FIELDS}
 OWN -= {"vit", "reading", "join", "options"}
-# timm.create_model takes files and addresses of weights too, which the config.json of a release could name.
+# Only these: timm.create_model also takes files and URLs of weights, which a release's config.json could name.
 BACKBONES = inspect.signature(VisionTransformer).parameters
 
 
 def build(*, backbone: str, **options: Any) -> Adaptive:
-    """A ViT by its name in timm's registry, wrapped; `options` are those of `wrap` and of that ViT."""
+    """Creates and wraps a ViT by its name in timm's registry; `options` are those of `wrap` and of that ViT."""
     own, rest = split(options, OWN)
     if "blocks" in own.get("tape_ffn", ""):
-        raise ValueError(f"tape_ffn is {own['tape_ffn']!r}; a wrapped ViT keeps its own blocks: use 'append' or 'none'")
+        raise ValueError(f"tape_ffn is {own['tape_ffn']!r}; a wrapped ViT keeps its blocks, so use 'append' or 'none'")
     strange = sorted(rest.keys() - BACKBONES.keys())
     if strange:
-        raise ValueError(f"{strange[0]} is {rest[strange[0]]!r}; a backbone takes {', '.join(BACKBONES)}")
+        raise ValueError(f"{strange[0]} is {rest[strange[0]]!r}; the options of a backbone are {', '.join(BACKBONES)}")
     return wrap(timm.create_model(backbone, **rest), **own)
 
 
 @register_model
 def adatape(pretrained: bool = False, *, backbone: str | None = None, **options: Any) -> Adaptive:
-    """AdaTape around timm's `backbone`; pretrained weights are those of the whole wrapper."""
+    """AdaTape around timm's `backbone`; `pretrained` means weights of the whole wrapper."""
     if backbone is None or not timm.is_model(timm.models.split_model_name_tag(backbone)[0]):
         raise ValueError(f"backbone is {backbone!r}; it must be the name of a ViT in timm's registry")
     settings = options.pop("pretrained_cfg", None) or _settings_of(backbone)
@@ -54,7 +54,7 @@ def adatape(pretrained: bool = False, *, backbone: str | None = None, **options:
 
 
 def _settings_of(backbone: str) -> dict[str, Any]:
-    """How the backbone wants its images, and where a wrapper keeps its first and last layer."""
+    """The backbone's input settings, and the names of a wrapper's first and last layer."""
     theirs = get_pretrained_cfg(backbone)
     about = {} if theirs is None else {name: getattr(theirs, name) for name in ABOUT_IMAGES}
     return {**SETTINGS, **{name: value for name, value in about.items() if value is not None}}

@@ -1,4 +1,4 @@
-"""Models of symbol sequences: timm's VisionTransformer again, with symbols where the patches were."""
+"""Models of symbol sequences: timm's VisionTransformer with symbols in place of patches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SYMBOLS = 3
 
 
 class SymbolEmbed(Bank):
-    """A linear map of one-hot symbols -1, 0, 1, without positions: a patch embedding, or the bank, of a sequence."""
+    """A linear map of one-hot symbols -1, 0, 1 without positions, used as patch embedding or as bank."""
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class SymbolEmbed(Bank):
 
 
 class NoTokens(nn.Module):
-    """A patch embedding that shows the encoder nothing: all it learns of the sequence comes through the tape."""
+    """A patch embedding without tokens: the encoder sees the sequence through the tape only."""
 
     num_patches = 0
 
@@ -55,9 +55,9 @@ class NoTokens(nn.Module):
 
 
 def build_sequence_model(config: SequenceModel, length: int, classes: int = 2) -> Plain | Universal | AdaTape:
-    """Transformer and UT see class token and symbols; AdaTape sees a class token and a tape of symbols."""
+    """A Transformer or UT on class token and symbols, or an AdaTape on class token and a tape of symbols."""
     if config.reading is not None and config.universal is not None:
-        raise ValueError(f"universal is {config.universal} and reading is given; a model has one or the other")
+        raise ValueError(f"universal is {config.universal} and reading is given; one of them must be null")
     if config.width % config.heads:
         raise ValueError(f"model.heads is {config.heads}; it must divide model.width, {config.width}")
 

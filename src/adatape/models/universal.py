@@ -1,4 +1,4 @@
-"""Models that adapt their depth by ACT: Universal Transformer, U2T, and UViT."""
+"""Models with adaptive depth by ACT: Universal Transformer, U2T and UViT."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Level = Literal["sample", "token"]
 
 
 class UniversalStage(nn.Module):
-    """Repeats a transition until a trained halting layer says stop; the output mixes the states by ACT's weights.
+    """Repeats a transition until ACT halts; the output is the sum of states weighted by ACT.
 
-    `level` halts whole samples, by the mean score of their tokens, or each token. `signals` adds sinusoids of position
-    and step before every step. A bias of -1 halts everything at step 4 before training, +1 at step 2.
+    `level` is sample, which halts by the mean score of its tokens, or token. `signals` adds sinusoids of position and
+    step before every step. Before training, a halting bias of -1 halts all samples at step 4, +1 at step 2.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class UniversalStage(nn.Module):
     ) -> None:
         super().__init__()
         if steps < 1:
-            raise ValueError(f"steps is {steps}; a universal stage needs at least 1")
+            raise ValueError(f"steps is {steps}; it must be at least 1")
         if level not in ("sample", "token"):
             raise ValueError(f"level is {level!r}; it must be sample or token")
         self.steps, self.level, self.signals, self.epsilon = steps, level, signals, epsilon
@@ -77,35 +77,35 @@ class UniversalStage(nn.Module):
         return table[: x.shape[1]] + table[t]
 
     def _all_halted(self, act: Act) -> bool:
-        """Early exit belongs to inference: in training every step must use its parameters on every process."""
+        """Whether to exit early; only in eager inference, since DDP needs every parameter used on every process."""
         return not self.training and not fixed() and not bool(act.running.any())
 
 
 def sinusoid(count: int, width: int, device: torch.device | None = None) -> Float[Tensor, "count width"]:
-    """P[i, 2j] = sin(i / 10000^(2j/d)), P[i, 2j+1] its cosine; made where it is used, so a CUDA graph can hold it."""
+    """P[i, 2j] = sin(i / 10000^(2j/d)), P[i, 2j+1] its cosine; computed on the device, as CUDA graphs need."""
     angle = torch.arange(count, device=device)[:, None] * 10000.0 ** (-torch.arange(0, width, 2, device=device) / width)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width]
 
 
 class Repeating(Adaptive):
-    """A model that repeats blocks up to `steps` times: its budget, and what a sample cost that stopped earlier."""
+    """Budget and cost of a model that repeats blocks at most `steps` times."""
 
     adapts: ClassVar[str | None] = "depth"
-    steps: int  # the most to take
+    steps: int  # current maximum
 
     @property
     @abstractmethod
     def built_steps(self) -> int:
-        """As many as it was built for."""
+        """The maximum number of steps that it was built with."""
 
     @abstractmethod
     def parts(self, steps: int) -> list[Part]:
-        """Its cost where so many steps are taken."""
+        """Parameters and multiply-adds by part for a sample that takes `steps` steps."""
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
-        """The most steps to take, from now on; no argument resets."""
+        """Sets the maximum number of steps of later calls; without arguments, as built."""
         if threshold is not None:
-            raise ValueError(f"threshold is {threshold}; {type(self).__name__} has steps alone to set")
+            raise ValueError(f"threshold is {threshold}; {type(self).__name__} has none, so set steps only")
         if steps is not None and not 1 <= steps <= self.built_steps:
             limit = f"between 1 and the {self.built_steps} that the model was built for"
             raise ValueError(f"steps is {steps}; it must be {limit}")
@@ -128,12 +128,12 @@ class Repeating(Adaptive):
 
 
 class Universal(Repeating):
-    """The ViT's blocks as one universal stage: one shared block is a Universal Transformer, as many as steps is U2T."""
+    """The ViT's blocks as one universal stage: a Universal Transformer with one shared block, U2T with one per step."""
 
     def __init__(self, vit: VisionTransformer, steps: int, **options: Any) -> None:
         super().__init__(vit)
         if len(vit.blocks) not in (1, steps):
-            raise ValueError(f"the ViT has {len(vit.blocks)} blocks; {steps} steps need 1 to share or {steps}")
+            raise ValueError(f"the ViT has {len(vit.blocks)} blocks; for {steps} steps it needs 1 (shared) or {steps}")
         self.stage = UniversalStage(vit.embed_dim, steps, **options)
         self.steps = steps
 
@@ -166,7 +166,7 @@ class Universal(Repeating):
 
 
 class UViT(Repeating):
-    """A universal stage of one shared block next to the input, and a whole ViT above it (or, unstable, below)."""
+    """A universal stage of one shared block before a whole ViT, or after it (`above`), which trains unstably."""
 
     def __init__(
         self, vit: VisionTransformer, block: nn.Module, steps: int, *, above: bool = False, **options: Any
@@ -203,14 +203,14 @@ class UViT(Repeating):
 
 
 def per_sample(ponder: Tensor) -> Float[Tensor, "b"]:
-    """Tokens that halt apart are averaged."""
+    """The mean over tokens, where tokens halt separately."""
     return ponder.mean(1) if ponder.dim() == 2 else ponder
 
 
 def stage_cost(
     vit: VisionTransformer, stage: UniversalStage, steps: int, runs: list[nn.Module], held: list[nn.Module]
 ) -> list[Part]:
-    """Of the blocks that run, one after the other, and of those that are held, shared or not."""
+    """Parts of a model: multiply-adds of the blocks in `runs`, parameters of those in `held`."""
     inputs = input_tokens(vit)
     macs = sum(block_macs(block, inputs) for block in runs)
     blocks = Part("blocks", parameter_count(*held, vit.norm), macs)
@@ -227,13 +227,13 @@ def build_ut(steps: int = 12, **options: Any) -> Universal:
 
 
 def build_u2t(steps: int = 13, **options: Any) -> Universal:
-    """U2T: a Universal Transformer without sharing, with more steps than ViT has layers."""
+    """U2T: a Universal Transformer without weight sharing, with more steps than ViT has layers."""
     stage, vit = split(options, STAGE_OPTIONS)
     return Universal(VisionTransformer(**{**vit, "depth": steps}), steps, **{"signals": False, **stage})
 
 
 def build_uvit(steps: int = 3, above: bool = False, **options: Any) -> UViT:
-    """UViT: a shallow universal stage below a ViT of full depth; `above` puts it on top."""
+    """UViT: a shallow universal stage before a ViT of full depth, or after it (`above`)."""
     stage, vit = split(options, STAGE_OPTIONS)
     block = VisionTransformer(**{**vit, "depth": 1}).blocks[0]
     return UViT(VisionTransformer(**vit), block, steps, above=above, **stage)

@@ -1,4 +1,4 @@
-"""ViTs that adapt nothing: PlainViT, ViT-3FFN, and the patch sizes that timm lacks."""
+"""Non-adaptive ViTs: PlainViT, ViT-3FFN, and patch sizes that timm lacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adatape.models.registry import SIZES, register
 def sincos2d(height: int, breadth: int, width: int) -> Float[Tensor, "n width"]:
     """[sin xω, cos xω, sin yω, cos yω] of each patch's column x and row y, with ω_k = 10000^(-k / (width/4 - 1))."""
     if width % 4:
-        raise ValueError(f"embed_dim is {width}; sines and cosines of two coordinates need a multiple of 4")
+        raise ValueError(f"embed_dim is {width}; it must be a multiple of 4 for sines and cosines of two coordinates")
     omega = 10000.0 ** -torch.linspace(0, 1, width // 4)
     y, x = torch.meshgrid(torch.arange(height), torch.arange(breadth), indexing="ij")
     angles = [place.flatten()[:, None] * omega for place in (x, y)]
@@ -27,7 +27,7 @@ def sincos2d(height: int, breadth: int, width: int) -> Float[Tensor, "n width"]:
 
 
 class SincosViT(VisionTransformer):
-    """timm's ViT without a class token, its positions computed instead of learned, its head zero at first."""
+    """timm's ViT without a class token, with fixed sincos2d positions and a head initialised to zero."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "class_token": False, "pos_embed": "none"})
@@ -38,7 +38,7 @@ class SincosViT(VisionTransformer):
         super().init_weights(mode, needs_reset)
         if isinstance(self.head, nn.Linear):
             nn.init.zeros_(self.head.weight)
-        # timm draws whatever it finds under this name; the constructor calls before there is anything.
+        # timm's init_weights overwrites pos_embed; the constructor calls this before the buffer exists.
         if "pos_embed" in self._buffers:
             self.pos_embed = self._positions()
 
@@ -54,9 +54,9 @@ class SincosViT(VisionTransformer):
 
 
 class ThreeFeedForwards(Block):
-    """One attention for all rows, then a feed-forward each for class token, first and second half of the patches.
+    """Attention over all rows, then separate feed-forwards for class token, first and second half of the patches.
 
-    The halves are in raster order; of an odd number of patches, the second half has one more.
+    The halves are in raster order; with an odd number of patches the second has one more.
     """
 
     def __init__(
@@ -82,35 +82,35 @@ class ThreeFeedForwards(Block):
 
 
 def build_vit(**options: Any) -> Plain:
-    """A ViT of a patch size that timm lacks: class token, learned positions."""
+    """A ViT with a patch size that timm lacks: class token, learned positions."""
     return Plain(VisionTransformer(**options))
 
 
 def build_plainvit(**options: Any) -> Plain:
-    """PlainViT (Beyer et al. 2022): no class token, mean pooling, fixed sincos2d positions, a head of zeros."""
+    """PlainViT (Beyer et al. 2022): no class token, mean pooling, fixed sincos2d positions, zero-initialised head."""
     for name in ("class_token", "reg_tokens"):
         if options.get(name):
-            raise ValueError(f"{name} is {options[name]}; PlainViT has positions for patches alone, so leave it out")
+            raise ValueError(f"{name} is {options[name]}; PlainViT has patch positions only, so leave it out")
     if options.get("pos_embed", "none") != "none":
         raise ValueError(f"pos_embed is {options['pos_embed']!r}; PlainViT's positions are sincos2d, so leave it out")
     if options.get("dynamic_img_size"):
-        raise ValueError("dynamic_img_size is True; it would interpolate sinusoids, so call set_input_size instead")
+        raise ValueError("dynamic_img_size is True; it would interpolate positions, so call set_input_size instead")
     return Plain(SincosViT(**{"global_pool": "avg", "fc_norm": False, **options}))
 
 
 def build_vit3ffn(class_mlp_ratio: float = 4.0, **options: Any) -> Plain:
-    """ViT-3FFN (AdaTape's appendix): each block has a feed-forward for the class token and for either half."""
+    """ViT-3FFN (AdaTape's appendix): separate feed-forwards for class token, first and second half of the patches."""
     if class_mlp_ratio <= 0:
         raise ValueError(f"class_mlp_ratio is {class_mlp_ratio}; it must be above 0")
     class_token, reg_tokens = options.get("class_token", True), options.get("reg_tokens", 0)
     if not class_token or reg_tokens:
         raise ValueError(
-            f"class_token is {class_token} and reg_tokens is {reg_tokens}; ViT-3FFN needs exactly one class token, "
-            "which its first feed-forward is for, and no registers"
+            f"class_token is {class_token} and reg_tokens is {reg_tokens}; ViT-3FFN needs class_token=True, "
+            "for its first feed-forward, and reg_tokens=0"
         )
     if options.get("patch_drop_rate", 0) > 0:
         raise ValueError(
-            f"patch_drop_rate is {options['patch_drop_rate']}; dropping reorders patches, so no raster half is left"
+            f"patch_drop_rate is {options['patch_drop_rate']}; it must be 0, since dropping patches breaks raster order"
         )
     block = partial(ThreeFeedForwards, class_mlp_ratio=class_mlp_ratio)
     return Plain(VisionTransformer(**{**options, "block_fn": block}))

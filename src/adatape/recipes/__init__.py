@@ -1,4 +1,4 @@
-"""Experiments as typed functions, free of torch. Each gives an `Experiment`; `adatape train NAME` runs it."""
+"""Recipes: typed functions that return an `Experiment`, without importing torch; `adatape train NAME` runs one."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from adatape.config import (
 from adatape.recipes.systems import Size, System, image_model, ponder_weight
 
 TRAINING, SIZE = 50_000, 32
-# The paper's RandAugment and Mixup, with the shifted crop and CutMix that 32-pixel images want.
+# The paper's RandAugment and Mixup, with padded crops and CutMix, as is common for 32-pixel images.
 AUGMENT = Augment(crop="pad", pad=4, flip=True, randaug=2, magnitude=10.0, mixup=0.2, cutmix=1.0, smoothing=0.1)
 
 
@@ -79,10 +79,10 @@ def _cifar(name: Literal["cifar10", "cifar100"], text: str) -> Callable[..., Exp
 
 cifar10 = _cifar(
     "cifar10",
-    """CIFAR-10 from scratch: any system at any patch size, every one with the same augmentation and schedule.
+    """CIFAR-10 from scratch: any system at any patch size, all with the same augmentation and schedule.
 
     adatape train cifar10 --path data/cifar10 --system plainvit
-    One H200, torch 2.11: 3.6 minutes. PlainViT-Ti/4 88.07 %, one seed; what else was tried: docs/log.md.
+    One H200, torch 2.11: 3.6 minutes. PlainViT-Ti/4 88.07 %, one seed; other runs: docs/log.md.
     """,
 )
 cifar100 = _cifar(

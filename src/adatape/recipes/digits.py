@@ -1,4 +1,4 @@
-"""Digits: scikit-learn's 1,797 grey images of 8 × 8, a real set that needs no download."""
+"""Digits: scikit-learn's 1,797 grey images of 8 × 8, which need no download."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def digits(
 
 
 def _narrow(system: System) -> dict[str, int]:
-    """Width 64; systems that repeat one block, or say how often, keep their own depth."""
+    """Width 64 and depth 4, or 4 steps for systems whose depth is a number of steps."""
     shape = {"embed_dim": 64, "num_heads": 2}
     if system in ("ut", "ponder", "u2t"):
         return {**shape, "steps": 4}

@@ -1,4 +1,4 @@
-"""ImageNet from scratch and large-scale pre-training by the paper's table, and PlainViT's and DeiT's own recipes."""
+"""ImageNet from scratch and large-scale pre-training with the paper's settings; the recipes of PlainViT and DeiT."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from adatape.recipes.systems import Size, System, image_model, ponder_weight
 
 TRAINING, SIZE = 1_281_167, 224
 INCEPTION = Augment(crop="inception", area=(0.05, 1.0), flip=True)
-# Weight decays are torch's: the paper's 1e-4 and 8e-5 are free of the rate, whose peak is 1e-3 (departure 26).
+# torch multiplies weight decay by the rate: the paper's decoupled 1e-4 and 8e-5 over its peak rate (departure 26).
 DECAY: dict[Size, float] = {"tiny": 0.1, "small": 0.08, "base": 0.08}
 
 
@@ -37,7 +37,7 @@ def imagenet(
     """ImageNet-1k from scratch with the paper's hyper-parameters for Ti, S and B.
 
     torchrun --nproc-per-node 8 -m adatape train imagenet --path /data/imagenet --size small --out runs/s16
-    Not run here: ImageNet is not at hand. The paper reports 73.6 (Ti), 79.5 (S) and 80.8 % (B).
+    Not run here: ImageNet was not available. The paper reports 73.6 (Ti), 79.5 (S) and 80.8 % (B).
     """
     light = size == "tiny"
     augment = Augment(
@@ -70,10 +70,10 @@ def plainvit(
     source: Literal["imagenet", "folder", "shards"] = "imagenet",
     seed: Seed = 0,
 ) -> Experiment:
-    """PlainViT on ImageNet-1k as Beyer et al. trained it: RandAugment(2, 10), Mixup 0.2, decay on matrices alone.
+    """PlainViT on ImageNet-1k as Beyer et al. trained it: RandAugment(2, 10), Mixup 0.2, decay on matrices only.
 
     torchrun --nproc-per-node 8 -m adatape train plainvit --path /data/imagenet --epochs 90 --out runs/plain
-    Not run here: ImageNet is not at hand. They report 76.5 % for S/16 after 90 epochs.
+    Not run here: ImageNet was not available. They report 76.5 % for S/16 after 90 epochs.
     """
     augment = Augment(crop="inception", area=INCEPTION.area, flip=True, randaug=2, magnitude=10.0, mixup=0.2)
     return Experiment(
@@ -98,8 +98,8 @@ def deit(
     """DeiT without distillation on ImageNet-1k: Mixup 0.8, CutMix 1, erasing, repeated augmentation, drop-path 0.1.
 
     torchrun --nproc-per-node 8 -m adatape train deit --path /data/imagenet --size tiny --out runs/deit
-    Not run here: ImageNet is not at hand. They report 72.2 (Ti), 79.9 (S) and 81.8 % (B). Its RandAugment is timm's
-    (rand-m9-mstd0.5-inc1); here the paper's operations are drawn at that magnitude.
+    Not run here: ImageNet was not available. They report 72.2 (Ti), 79.9 (S) and 81.8 % (B). They use timm's
+    RandAugment (rand-m9-mstd0.5-inc1); here the paper's operations are used at that magnitude.
     """
     augment = Augment(
         crop="inception",
@@ -148,7 +148,7 @@ def pretrain(
     lr: NotNegative = 8e-4,
     seed: Seed = 0,
 ) -> Experiment:
-    """Large-scale pre-training as on JFT-300M: 7 epochs, linear decay, no Mixup, feed-forwards for tape in every block.
+    """Large-scale pre-training as on JFT-300M: 7 epochs, linear decay, no Mixup, tape feed-forwards in every block.
 
     torchrun --nproc-per-node 8 -m adatape train pretrain --path 'https://host/{split}-{000..999}.tar' --out runs/big
     Not run here: JFT-300M is not public. The defaults fit ImageNet-21k in WebDataset shards.

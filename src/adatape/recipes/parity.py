@@ -1,4 +1,4 @@
-"""Parity: the paper's recipe, the Transformer it is compared with, and the controls that show why it works."""
+"""Parity: the paper's recipe, the Transformer baseline, and control experiments."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ UT_STEPS, ACT_WEIGHT = 12, 0.01
 
 
 def reading_for(system: System, length: int, query_width: int = 64, norm_scale: float = 0.3) -> Reading | None:
-    """T = 2τ = N/2 and K = 2 read the sequence in pairs; the control `singles` reads every symbol by itself."""
+    """T = 2τ = N/2 and K = 2 read the sequence in pairs; the control `singles` reads one symbol per tape token."""
     if system in ("transformer", "ut"):
         return None
     if length < 4 or length % 2:
-        raise ValueError(f"length is {length}; reading in pairs needs an even length of at least 4")
+        raise ValueError(f"length is {length}; it must be even and at least 4, since symbols are read in pairs")
     if system == "singles":
         return Reading(length, float(length), merge=1, query_width=query_width, norm_scale=norm_scale)
     choose: Choice = {"adatape": "highest", "random": "random", "order": "order"}[system]  # type: ignore[assignment]
@@ -38,7 +38,7 @@ def reading_for(system: System, length: int, query_width: int = 64, norm_scale: 
 
 
 def weight_for(system: System) -> float:
-    """ACT needs its loss; ATR reads all of a sequence anyway."""
+    """The ponder weight: ACT needs one; ATR reads the whole sequence in any case."""
     return ACT_WEIGHT if system == "ut" else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The systems of the paper's image tables, at any size of image and patch."""
+"""The systems of the paper's image tables, for any image and patch size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Size = Literal["tiny", "small", "base"]
 System = Literal[
     "adatape", "adatape-learn", "plainvit", "vit", "deit", "vit3ffn", "ut", "u2t", "uvit", "avit", "ponder"
 ]
-# ATR asks for short tapes with an input bank only (the paper's table); the others weigh as in their own papers.
+# The paper's table has a ponder loss for an input bank only; the others have the weights of their own papers.
 PONDER_WEIGHTS: dict[System, float] = {
     "adatape": 0.01,
     "ut": 0.01,
@@ -19,7 +19,7 @@ PONDER_WEIGHTS: dict[System, float] = {
     "avit": 5e-4,
     "ponder": 0.01,
 }
-AVIT_PRIOR = 200.0  # the prior's 0.1 over the ponder's 5e-4
+AVIT_PRIOR = 200.0  # alpha_d / alpha_p = 0.1 / 5e-4
 FAMILIES: dict[System, str] = {
     "adatape": "adatape_{size}_patch16_224",
     "adatape-learn": "adatape_{size}_patch16_224",
@@ -43,7 +43,7 @@ SHAPES: dict[Size, dict[str, int]] = {
 def image_model(
     system: System, size: Size, patch: int, bank_patch: int, *, bank_size: int = 10_000, **tape: Any
 ) -> ImageModel:
-    """A system by name; `tape` (steps, threshold, merge, …) goes to AdaTape alone."""
+    """The model of a system; `tape` (steps, threshold, merge, …) applies to AdaTape only."""
     options: dict[str, Any] = {"patch_size": patch}
     if system == "adatape":
         options |= {"bank": "input", "bank_patch": bank_patch, **tape}

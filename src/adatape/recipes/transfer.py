@@ -1,4 +1,4 @@
-"""Your own images: training from scratch, or a pretrained ViT that learns to read a tape."""
+"""Your own images: training from scratch, or fine-tuning a pretrained ViT with a tape."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def images(
     weight_decay: NotNegative = 0.1,
     seed: Seed = 0,
 ) -> Experiment:
-    """Any system on your own images, from scratch: a folder of classes, arrays, or a set of torchvision's.
+    """Any system on your own images, from scratch: class folders, arrays, or a data set of torchvision.
 
     adatape train images --path my/photos --size tiny --pixels 64 --patch 8 --bank-patch 4 --steps 2000
     """
@@ -68,7 +68,7 @@ def finetune(
     weight_decay: NotNegative = 0.05,
     seed: Seed = 0,
 ) -> Experiment:
-    """A pretrained ViT, wrapped so that it reads a tape, on your own images; `--trains tape` leaves the ViT as it is.
+    """Fine-tunes a pretrained ViT with a tape on your own images; `--trains tape` freezes the ViT.
 
     adatape train finetune --path my/photos --backbone vit_small_patch16_224.augreg_in21k
     """

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from adatape.measure.cost import cost, input_tokens, total
+from adatape.evaluate.cost import cost, input_tokens, total
 from adatape.models.adaptive import Adaptive
 from adatape.models.sequence import SymbolEmbed
 from adatape.records import Output

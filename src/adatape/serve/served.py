@@ -15,8 +15,8 @@ from adatape.config import Experiment, ImageModel, Images, Parity
 from adatape.data.decode import one_line
 from adatape.data.imageset import ImageSet
 from adatape.data.sets import open_set
-from adatape.measure.budget import apply_budget
-from adatape.measure.cost import input_tokens
+from adatape.evaluate.budget import apply_budget
+from adatape.evaluate.cost import input_tokens
 from adatape.models.adaptive import Adaptive
 from adatape.models.sequence import SymbolEmbed
 from adatape.serve.budgets import as_dict, budgets_of

@@ -1,1 +1,1 @@
-"""Training: a steppable trainer, and runs that leave a folder behind."""
+"""Training: a step-by-step trainer, and runs with checkpoints, metrics and results in a folder."""

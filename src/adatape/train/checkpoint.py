@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent, whose every byte is checked, and whose loading executes no code."""
+"""Checkpoints: written atomically, verified by SHA-256, and loaded without executing code."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from adatape.train.identity import check_identity, identity
 from adatape.train.stored import DamagedCheckpoint, LoadPlanner, Reader, Writer, plain_errors
 
 MANIFEST = "manifest.json"
-NAMED = 3  # keys that a message names before it only counts
+NAMED = 3  # keys named in an error message; further ones are counted
 
 
 def save(
     folder: Path, step: int, state: dict[str, Any], facts: dict[str, Any], experiment: Experiment | None = None
 ) -> Path:
-    """Writes `folder/step-…`, which appears at once and whole; every process of a group must call it."""
+    """Writes `folder/step-…` atomically; every process of a group must call it."""
     made_by = {} if experiment is None else {"experiment": identity(experiment).to_json()}
     target = Path(folder) / f"step-{step:08d}"
     partial = target.with_name(f".{target.name}.partial")
@@ -51,10 +51,10 @@ def save(
 
 
 def load(path: Path, state: dict[str, Any], experiment: Experiment | None = None) -> dict[str, Any]:
-    """Fills `state` in place and returns the facts and the step; the processes may be more or fewer than wrote it.
+    """Fills `state` in place and returns the facts and the step; the number of processes may differ from the writer's.
 
-    Every process of a group must call it. What another experiment made, or does not fit, is refused before anything is
-    loaded.
+    Every process of a group must call it. A checkpoint of another experiment, or with other shapes, is refused before
+    anything is loaded.
     """
     path = Path(path)
     manifest = on_first(lambda: verify(path))
@@ -70,31 +70,31 @@ def load(path: Path, state: dict[str, Any], experiment: Experiment | None = None
 
 
 def has_identity(path: Path) -> bool:
-    """Whether a checkpoint says which experiment made it; older ones do not."""
+    """Whether a checkpoint stores its experiment's identity; older ones do not."""
     return "experiment" in _manifest(Path(path))
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The complete ones, oldest first."""
+    """The complete checkpoints, oldest first."""
     return [path for path in _step_folders(Path(folder)) if (path / MANIFEST).is_file()]
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """Reads every byte; gives the manifest, or raises DamagedCheckpoint naming the file and what is wrong."""
+    """Checks every file's SHA-256 and returns the manifest; raises DamagedCheckpoint with file and reason."""
     manifest = _checked_sizes(Path(path))
     for name, record in manifest["files"].items():
         digest = _digest(Path(path) / name)
         if digest != record["sha256"]:
             raise DamagedCheckpoint(
-                f"{path}/{name} has SHA-256 {digest[:12]}…; the manifest says {record['sha256'][:12]}…"
+                f"{path}/{name} has SHA-256 {digest[:12]}…; the manifest has {record['sha256'][:12]}…"
             )
     return manifest
 
 
 def newest_good(folder: Path, on_skip: Callable[[Path, str], None]) -> Path | None:
-    """The newest that verifies; each newer one goes to `on_skip` with the reason, on the first process.
+    """The newest checkpoint that verifies; calls `on_skip` on the first process for each newer one, with the reason.
 
-    Every process of a group must call it, and gets the first one's answer.
+    Every process of a group must call it, and gets the first process's result.
     """
 
     def look() -> Path | None:
@@ -111,21 +111,21 @@ def newest_good(folder: Path, on_skip: Callable[[Path, str], None]) -> Path | No
 
 
 def best(folder: Path, by: str = "accuracy") -> Path | None:
-    """The one whose fact `by` is highest, the newest of equals."""
+    """The checkpoint whose fact `by` is highest, the newest among equals."""
     return _best(_plausible(Path(folder)), by)
 
 
 def prune(folder: Path, keep: int = 2, best_by: str | None = "accuracy", upto: int | None = None) -> None:
-    """Keeps the newest `keep` and the best; the first process removes the rest and what interrupted saves left.
+    """Keeps the newest `keep` checkpoints and the best; the first process removes the others and interrupted saves.
 
-    None beyond the step `upto` is kept: a run that went back before them found them damaged.
+    Checkpoints beyond step `upto` are removed: a run that restarted before them found them damaged.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; it must be at least 1")
     if not is_first():
         return
     folder = Path(folder)
-    # A truncated one must not push out a good one; reading every byte at each save would cost too much.
+    # Sizes are checked so that a truncated checkpoint does not displace a good one; hashing each time costs too much.
     found = [path for path in _plausible(folder) if upto is None or _step(path) <= upto]
     kept = {*found[-keep:], *([_best(found, best_by)] if best_by else [])}
     for path in _step_folders(folder) if found else []:
@@ -135,18 +135,18 @@ def prune(folder: Path, keep: int = 2, best_by: str | None = "accuracy", upto: i
 
 
 def sweep(folder: Path) -> None:
-    """Removes what interrupted saves and removals left; the first process does."""
+    """Removes files of interrupted saves and removals, on the first process."""
     for path in Path(folder).glob(".step-*") if is_first() else ():
         if path.suffix in (".partial", ".removed"):
             _remove(path)
 
 
 def _begin(target: Path, partial: Path, facts: dict[str, Any], made_by: dict[str, Any]) -> bool:
-    """Makes room; False where a good checkpoint of this step and experiment exists."""
+    """Creates the partial folder; returns False if a good checkpoint of this step and experiment exists."""
     try:
         json.dumps(facts)
     except TypeError as error:
-        raise ValueError(f"facts are {facts}; a manifest holds JSON: {error}") from error
+        raise ValueError(f"facts are {facts}; they must be JSON values: {error}") from error
     with contextlib.suppress(DamagedCheckpoint):  # a damaged or missing one is written again
         if verify(target).get("experiment") == made_by.get("experiment"):
             return False
@@ -174,7 +174,7 @@ def _seal(partial: Path, target: Path, said: dict[str, Any]) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Hides, then deletes, so that no moment shows half a checkpoint."""
+    """Renames before deleting, so that a partly deleted checkpoint is never visible."""
     hidden = path.with_name(f".{path.name}.removed")
     _remove(hidden)
     path.rename(hidden)
@@ -183,7 +183,7 @@ def _discard(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """A folder, or whatever else bears its name: rmtree would wait for a pipe."""
+    """Removes a folder, or any other kind of file at its path."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -191,7 +191,7 @@ def _remove(path: Path) -> None:
 
 
 def _rendered(manifest: dict[str, Any]) -> str:
-    """The manifest with its own SHA-256, so that a flipped bit in a fact shows too."""
+    """The manifest as text, with its own SHA-256, so that changes of the manifest itself are detected."""
     body = {name: value for name, value in manifest.items() if name != "sha256"}
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps({**body, "sha256": digest}, indent=1, sort_keys=True)
@@ -210,7 +210,7 @@ def _manifest(path: Path) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{file} is not a readable manifest: {error!r}") from error
     if not intact:
-        raise DamagedCheckpoint(f"{file} does not match its own SHA-256")
+        raise DamagedCheckpoint(f"{file} does not match the SHA-256 that it contains")
     return manifest
 
 
@@ -222,10 +222,10 @@ def _checked_sizes(path: Path) -> dict[str, Any]:
             raise DamagedCheckpoint(f"{path}/{name} is missing")
         size = found[name].stat(follow_symlinks=False).st_size
         if size != record["bytes"]:
-            raise DamagedCheckpoint(f"{path}/{name} has {size} bytes; the manifest says {record['bytes']}")
+            raise DamagedCheckpoint(f"{path}/{name} has {size} bytes; the manifest has {record['bytes']}")
     for name, entry in found.items():
         if name not in manifest["files"] or not entry.is_file(follow_symlinks=False):
-            raise DamagedCheckpoint(f"{path}/{name} is extra; the manifest has no such file")
+            raise DamagedCheckpoint(f"{path}/{name} is not in the manifest")
     return manifest
 
 
@@ -270,22 +270,22 @@ def _sync(path: Path) -> None:
 
 
 def _leaves(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """Each name with the dict and key that hold its value."""
+    """Yields each leaf's dotted name with its dict and key."""
     for key, value in state.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{key}.")
         elif isinstance(value, Tensor | bool | int | float):
             yield f"{prefix}{key}", state, key
         else:
-            raise ValueError(f"{prefix}{key} is a {type(value).__name__}; a checkpoint holds tensors and numbers")
+            raise ValueError(f"{prefix}{key} is a {type(value).__name__}; it must be a tensor or a number")
 
 
 def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
-    """The state by flat names, numbers as tensors of no dimension: DCP would pickle them."""
+    """The state by flat names, with numbers as 0-dimensional tensors, since DCP would pickle them."""
     tensors: dict[str, Tensor] = {}
     for name, holder, key in _leaves(state):
         if name in tensors:
-            raise ValueError(f"{name} occurs twice in the state once its names are joined by dots")
+            raise ValueError(f"{name} occurs twice in the state when its keys are joined by dots; rename one")
         value = holder[key]
         tensors[name] = value if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype_of(value))
     return tensors
@@ -305,12 +305,12 @@ def _check_fit(path: Path, saved: dict[str, Any], wanted: dict[str, Tensor]) -> 
     both = [(name, saved[name], tensor) for name, tensor in wanted.items() if name in saved]
     wrong = [
         *(
-            f"checkpoint has {name} of shape {tuple(there.size)}; the model wants {tuple(here.shape)}"
+            f"checkpoint has {name} of shape {tuple(there.size)}; the model has {tuple(here.shape)}"
             for name, there, here in both
             if there.size != here.shape
         ),
         *(
-            f"checkpoint has {name} of {there.properties.dtype}; the model wants {here.dtype}"
+            f"checkpoint has {name} of {there.properties.dtype}; the model has {here.dtype}"
             for name, there, here in both
             if there.properties.dtype != here.dtype
         ),

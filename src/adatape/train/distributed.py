@@ -1,4 +1,4 @@
-"""Processes that train together: joined by torchrun's variables, or one alone."""
+"""Process groups: set-up from torchrun's variables, DDP or FSDP2, and small collectives; one process works too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[Part]:
-    """This process's part in the group that torchrun started; leaves the group at the end."""
+    """Joins torchrun's process group, if there is one, and leaves it at the end; yields this process's Part."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 or dist.is_initialized():
         yield part()
@@ -35,9 +35,9 @@ def joined(device: torch.device) -> Iterator[Part]:
 
 
 def _meeting() -> dict[str, Any]:
-    """Where the processes meet: after a restart torchrun's store still has the addresses of those that died.
+    """Arguments of init_process_group: a store prefix per restart, as torchrun's store keeps addresses of dead ranks.
 
-    Nodes count their restarts apart, so that of several each would wait elsewhere; there torch's own way is left.
+    Nodes count restarts separately, so with several nodes torch's default is used.
     """
     if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
         return {}
@@ -51,7 +51,7 @@ def part() -> Part:
 
 
 def local_device(asked: str) -> torch.device:
-    """The GPU of this process, where torchrun started one for each."""
+    """The device of this process: under torchrun, the GPU of its local rank."""
     device = torch.device(asked)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
@@ -60,17 +60,17 @@ def local_device(asked: str) -> torch.device:
 
 
 def restarted() -> bool:
-    """Whether torchrun has started this process again after a failure."""
+    """Whether torchrun has restarted this process after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def spread(model: nn.Module, shard: bool, accumulate: int = 1) -> nn.Module:
-    """The model with its gradients averaged over all processes: copied to each (DDP), or cut up (FSDP2, in place)."""
+    """Wraps the model in DDP, or shards it in place by FSDP2; unchanged with one process."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return model
     if not shard:
-        # Some parameters take no gradient, as tape rows after the last attention where a class token answers. A static
-        # graph finds them once, but fails where the first pieces of a batch are not averaged.
+        # Some parameters get no gradient, such as the last feed-forward of tape rows where a class token is classified.
+        # static_graph finds them once, but does not work with no_sync, which gradient accumulation uses.
         static = accumulate == 1
         return DistributedDataParallel(
             model, gradient_as_bucket_view=True, static_graph=static, find_unused_parameters=not static
@@ -81,23 +81,23 @@ def spread(model: nn.Module, shard: bool, accumulate: int = 1) -> nn.Module:
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all weights on the CPU, gathered where they are sharded; every process must call.
+    """Copies of all weights on the CPU, gathered if sharded; every process must call it.
 
-    What torch gives may be the model's own tensors, which training and averaging change later.
+    Copies, because torch may return the model's own tensors, which training and averaging change later.
     """
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     return {name: value.detach().clone() for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def summed(values: Tensor) -> Tensor:
-    """Over all processes."""
+    """The sum over all processes, in place."""
     if dist.is_initialized():
         dist.all_reduce(values)
     return values
 
 
 def gathered(values: Tensor) -> Tensor:
-    """All processes' rows, whose number may differ, one process after the other."""
+    """The rows of all processes, concatenated by rank; their number may differ."""
     if not dist.is_initialized():
         return values
     every: list[Any] = [None] * dist.get_world_size()
@@ -106,7 +106,7 @@ def gathered(values: Tensor) -> Tensor:
 
 
 def agreed(flag: bool, device: torch.device) -> bool:
-    """Whether any process says so: all then do the same."""
+    """Whether the flag is set on any process."""
     if not dist.is_initialized():
         return flag
     return bool(summed(torch.tensor(float(flag), device=device)) > 0)
@@ -121,7 +121,7 @@ def is_first() -> bool:
 
 
 def on_first(work: Callable[[], T]) -> T:
-    """What the first process made of it, or its error, on every process: none waits for ever."""
+    """Runs `work` on the first process and returns its result, or raises its error, on every process."""
     if not grouped():
         return work()
     outcome: list[Any] = [None, None]

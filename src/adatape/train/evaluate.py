@@ -1,7 +1,6 @@
-"""How a finished run is scored: what its folder holds, in float32 and in fixed batches, however it was trained.
+"""Evaluates a finished run's saved weights on the test set, in float32 and in batches that do not depend on training.
 
-A run's own `result.json` comes from here, and so does `adatape eval`: neither can score other weights than those that
-are saved, and on the same device both give the same logits to the bit.
+Both `result.json` and `adatape eval` use it, so on the same device they give the same logits to the bit.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from adatape.config import Experiment
 from adatape.data.batch import Part
 from adatape.data.loaders import Labelled, fixed_chunks
 from adatape.data.sets import open_set
-from adatape.measure.accuracy import Score, score
+from adatape.evaluate.accuracy import Score, score
 from adatape.models.adaptive import Adaptive
 from adatape.train.distributed import gathered
 
@@ -24,7 +23,7 @@ from adatape.train.distributed import gathered
 def score_run(
     experiment: Experiment, model: Adaptive, device: torch.device, part: Part | None = None, length: int | None = None
 ) -> Score:
-    """A run's loaded model on the test set; of several processes, each has it and scores its part of the batches."""
+    """Evaluates a loaded model on the test set; each process evaluates its part of the batches."""
     batches = _part_of_test(experiment, length, device, part or Part())
     with _plain_float32():
         return score(model.to(device), batches, costs=True, digest=True, gather=gathered)
@@ -35,17 +34,17 @@ def test_batches(experiment: Experiment, length: int | None, device: torch.devic
 
 
 def _part_of_test(experiment: Experiment, length: int | None, device: torch.device, part: Part) -> Iterator[Labelled]:
-    """Some of the batches that one process has, which are the same however many processes there are."""
+    """A process's share of the batches of a single process, so that they do not depend on the number of processes."""
     data = experiment.data
     if length is not None:
-        data = dataclasses.replace(data, length=length)  # type: ignore[arg-type]  # `load_run` has refused images
+        data = dataclasses.replace(data, length=length)  # type: ignore[arg-type]  # `load_run` refuses length for images
     test = open_set(data, "test")
     return test.scored(test.at_once, part, device, experiment.engine.workers, fixed_chunks)
 
 
 @contextmanager
 def _plain_float32() -> Iterator[None]:
-    """A trainer has set how float32 is multiplied, and perhaps other kernels, for the whole process."""
+    """Resets matmul precision and determinism, which Trainer sets for the whole process."""
     precision, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision("highest")
     torch.use_deterministic_algorithms(False)

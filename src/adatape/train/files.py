@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, by name where they cannot be, and never through a link."""
+"""Atomic file writes, errors that name the file, and opening files without following links."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from safetensors import SafetensorError
 PARTIAL = ".partial"
 _umask = os.umask(0)
 os.umask(_umask)
-READABLE = 0o666 & ~_umask  # as for any other new file
+READABLE = 0o666 & ~_umask  # the default mode of a new file
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Where to write a file that then appears at once."""
+    """Yields a temporary path, which replaces `path` at the end if no error occurred."""
     partial = path.with_name(path.name + PARTIAL)
     try:
         with named(path):
-            partial.unlink(missing_ok=True)  # a link in its place would have its target written
+            partial.unlink(missing_ok=True)  # a link there would redirect the write
             yield partial
-            partial.chmod(READABLE)  # safetensors leaves a file to its owner alone
+            partial.chmod(READABLE)  # safetensors creates files readable by their owner only
             partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -34,7 +34,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """A failed write says which file it was; the system's own error knows only a number."""
+    """Adds the path to the error of a failed write."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -43,9 +43,9 @@ def named(path: Path) -> Iterator[None]:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """A descriptor of a regular file; never of what a link of that name leads to, nor of a pipe, which would wait."""
+    """Opens a regular file; links are not followed, and pipes, which would block, are refused."""
     handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, f"{path} is no regular file")
+        raise OSError(errno.EINVAL, f"{path} is not a regular file")
     return handle

@@ -1,4 +1,4 @@
-"""The folder of a run: what it depends on, what it has learnt, and how to read both back."""
+"""The folder of a run: creating it, and loading its config, weights and result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 
 import adatape
 from adatape.config import Budget, Experiment, NotNegative, Parity, Share, Whole, to_dict
-from adatape.measure.budget import apply_budget
+from adatape.evaluate.budget import apply_budget
 from adatape.models.adaptive import Adaptive
 from adatape.reader import TapeReader
 from adatape.train.files import PARTIAL, whole
@@ -33,7 +33,7 @@ from adatape.validation import check_values, read_object, read_record
 CHECKPOINTS = "checkpoints"
 WEIGHTS = Path(CHECKPOINTS) / "model.safetensors"
 RESULT = "result.json"
-MAY_MOVE = ("data.path", "data.download")  # since a run was finished: where its data lies
+MAY_MOVE = ("data.path", "data.download")  # may differ from the fields stored with the weights: data can be moved
 RESULT_FIGURES = {
     "accuracy": Share,
     "length_mean": NotNegative,
@@ -54,44 +54,44 @@ def new_folder(
     say: Callable[[str], None] = print,
     begun: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """A folder made for a run, into which this process alone writes; a failure before it has begun leaves none."""
+    """Creates and locks the folder of a new run; it is removed on a failure before `begun`."""
     check_free(out)
     absent = absent_folders(out)
     with writing(out, say):
-        check_free(out)  # another may have come first
+        check_free(out)  # again under the lock
         with removed_on_failure(out, absent, unless=begun):
             prepare(out, experiment, device)
             yield
 
 
 def prepare(out: Path, experiment: Experiment, device: str) -> None:
-    """Makes the folder and writes what the run depends on; refuses a folder that holds anything."""
+    """Creates the folder with config.json and env.json; refuses a folder that is not empty."""
     check_free(out)
     with removed_on_failure(out, absent_folders(out)):
         out.mkdir(parents=True, exist_ok=True)
-        # A budget belongs to weights, not to a replay.
+        # A budget belongs to trained weights, so a replay does not start with it.
         write(out / "config.json", to_dict(with_budget(experiment, None)))
         write(out / "env.json", environment(device))
 
 
 def check_free(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(_is_other(path) for path in out.iterdir())):
-        hint = f"`adatape train {out}` goes on with it, or " if (out / "config.json").is_file() else ""
+        hint = f"`adatape train {out}` resumes it, or " if (out / "config.json").is_file() else ""
         raise FileExistsError(f"{out} exists and is not empty; {hint}choose another --out or remove it")
 
 
 def _is_other(path: Path) -> bool:
-    """Than what a run leaves that was killed before it began."""
+    """Whether a file is not one that a run killed before its start leaves."""
     return path.suffix != PARTIAL and path.name != LOCK
 
 
 def check_same(out: Path, experiment: Experiment) -> None:
-    """Going on with another experiment than the folder's would mix two; how it is carried out may change."""
+    """Refuses to resume a folder with another experiment; `engine` may change."""
     both = (load_config(out / "config.json"), experiment)
     before, now = (to_dict(with_budget(each, None)) for each in both)
     differ = [name for name in now if name != "engine" and before[name] != now[name]]
     if differ:
-        raise ValueError(f"{out} holds another experiment: {', '.join(differ)} differ; choose another --out")
+        raise ValueError(f"{out} contains another experiment: {', '.join(differ)} differ; choose another --out")
 
 
 def with_budget(experiment: Experiment, budget: Budget | None) -> Experiment:
@@ -101,10 +101,10 @@ def with_budget(experiment: Experiment, budget: Budget | None) -> Experiment:
 def load_run(
     folder: Path, length: int | None = None, stored_budget: bool = True, trust: bool = False
 ) -> tuple[Experiment, Adaptive]:
-    """A finished run's model, at the budget stored with it unless that is to be ignored.
+    """A finished run's experiment and model, with its stored budget set unless `stored_budget` is False.
 
-    At another sequence length than it was trained on, its budget scales along. Without `trust` its data set is read
-    from this disk alone, and no file may be a link that leads out of the folder.
+    `length` is a sequence length other than the trained one; the budget scales with it. Without `trust` only local data
+    is read, and links that lead out of the folder are refused.
     """
     experiment = load_finished(folder, trust)
     model = build_for(experiment)
@@ -117,7 +117,7 @@ def load_run(
 
 
 def load_finished(folder: Path, trust: bool = False) -> Experiment:
-    """A finished run's experiment; an error where its weights, or all of it, are gone."""
+    """A finished run's experiment; raises if config.json or the weights are missing."""
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} has no config.json; it must be the folder of a finished run")
     if not trust:
@@ -129,16 +129,16 @@ def load_finished(folder: Path, trust: bool = False) -> Experiment:
 
 
 def missing_weights(folder: Path) -> str | None:
-    """What every verb says of a run without weights; None where they are there."""
+    """The error message for a run without weights; None if they exist."""
     if (folder / WEIGHTS).is_file():
         return None
     if (folder / RESULT).is_file():
-        return f"{folder} has no {WEIGHTS}: the weights of this run are gone; put them back, or train it again"
-    return f"{folder} has no {WEIGHTS}: the run is not finished; `adatape train {folder}` goes on with it"
+        return f"{folder} has no {WEIGHTS}: the weights of this run are missing; restore them or train it again"
+    return f"{folder} has no {WEIGHTS}: the run is not finished; `adatape train {folder}` resumes it"
 
 
 def load_weights(model: Adaptive, path: Path, experiment: Experiment) -> None:
-    """Refuses weights that are damaged, of another experiment, or not this model's, naming the first that differ."""
+    """Loads weights; refuses those that are damaged, of another experiment, or of other shapes."""
     given, wanted = read_weights(path), model.state_dict()
     check_made_by(path, experiment)
     shapes = [f"{name} is {tuple(given[name].shape)}, the model's {tuple(wanted[name].shape)}"
@@ -152,7 +152,7 @@ def load_weights(model: Adaptive, path: Path, experiment: Experiment) -> None:
 
 
 def check_made_by(path: Path, experiment: Experiment) -> None:
-    """Refuses weights that name another experiment."""
+    """Refuses weights that store another experiment's identity."""
     stamped = expect_stamp(path)
     if "experiment" in stamped:
         check_identity(path, stamped["experiment"], experiment, free=MAY_MOVE)
@@ -160,7 +160,7 @@ def check_made_by(path: Path, experiment: Experiment) -> None:
 
 def _at_length(experiment: Experiment, model: Adaptive, length: int) -> None:
     if not isinstance(experiment.data, Parity):
-        raise ValueError(f"length is {length}; only sequences have another length than the one trained on")
+        raise ValueError(f"length is {length}; it can be set for sequences only, so leave it out")
     trained = experiment.data.length
     if length == trained:
         return
@@ -173,13 +173,13 @@ def _at_length(experiment: Experiment, model: Adaptive, length: int) -> None:
 
 
 def load_config(path: Path, trust: bool = False) -> Experiment:
-    """The experiment of a file; without `trust` it fetches nothing when it is carried out."""
+    """Reads an experiment from a file; without `trust` it may not download anything."""
     experiment = read_record(Experiment, path)
     return experiment if trust else untrusted(experiment)
 
 
 def load_result(folder: Path, needed: Iterable[str] = ("accuracy",)) -> dict[str, Any]:
-    """What a finished run says of itself; an error names a figure that is needed and missing, or that is no number."""
+    """Reads result.json; raises if a needed figure is missing or any figure is not a number in range."""
     found = read_object(folder / RESULT)
     needed = {name: found.get(name) for name in needed}
     known = {name: value for name, value in found.items() if value is not None}
@@ -188,7 +188,7 @@ def load_result(folder: Path, needed: Iterable[str] = ("accuracy",)) -> dict[str
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Hardware, versions and commit, so that a figure can be traced."""
+    """Hardware, versions, commit and command, stored with every result."""
     name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else platform.processor()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""A run that fails before its first step leaves nothing behind."""
+"""Removes the folder of a run that fails before its first step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ def absent_folders(out: Path) -> list[Path]:
 
 @contextmanager
 def removed_on_failure(out: Path, absent: list[Path], unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Removes a folder that this process has just made, and those above it that were absent before, if what is within
-    fails; of a folder that was there and empty, what it holds."""
+    """On an exception, empties `out` and removes the `absent` folders, unless `unless()`."""
     try:
         yield
     except BaseException:
@@ -32,5 +31,5 @@ def _remove(out: Path, absent: list[Path]) -> None:
         else:
             each.unlink(missing_ok=True)
     for folder in absent:
-        with suppress(OSError):  # somebody else has put something there
+        with suppress(OSError):  # not empty: another process has written there
             folder.rmdir()

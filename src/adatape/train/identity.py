@@ -1,14 +1,14 @@
-"""Which experiment made a file: all that decides what is learnt, under names that stay, and the SHA-256 of that.
+"""The identity of an experiment, stored in checkpoints and weights: the fields that affect training, and their SHA-256.
 
-The names are those of `naming` 1: the experiment's fields joined by dots, without `engine` and `model.budget`, which
-may change. `tests/naming_1.json` holds two configs with their hashes, so that a change of `config.py` cannot disown
+Field names are those of `naming` 1: the experiment's fields joined by dots, without `engine` and `model.budget`, which
+may change. `tests/naming_1.json` has two configs with their hashes, so that a change of `config.py` cannot invalidate
 older files by accident:
 
-- a field that is renamed gets a line in `RENAMED`, from its new name to its old one;
-- a field that is added gets a line in `ADDED`, with the value that a file without it means;
-- a default that changes needs nothing, since every value is written down;
-- a field that is removed gets a line in `REMOVED`, with the value that means that it was not used (`adatape.dropped`
-  refuses files that used it);
+- a renamed field needs a line in `RENAMED`, from its new name to its old one;
+- an added field needs a line in `ADDED`, with the value that its absence means;
+- a changed default needs nothing, since every value is stored;
+- a removed field needs a line in `REMOVED`, with the value at which it had no effect (`adatape.dropped` refuses files
+  with another value);
 - a field whose meaning changes needs a new naming, and a function that reads the old one.
 """
 
@@ -24,18 +24,18 @@ from adatape.config import Experiment, to_dict
 from adatape.dropped import is_dropped
 
 NAMING = 1
-RENAMED: dict[str, str] = {}  # a field, or a record of fields: its name today, its name in the naming
-# A field that came after the naming, by its name in it: the value that its absence means.
+RENAMED: dict[str, str] = {}  # fields or records: current name -> name in the naming
+# Fields added after the naming, with the value that their absence means.
 ADDED: dict[str, Any] = {"data.exif_orientation": False}
-# A field that is gone, by its name in the naming: what a record without it means.
+# Removed fields, with the value that a record without them means.
 REMOVED: dict[str, Any] = {"model.reading.least": 0, "model.reading.uncut": 0, "model.reading.floor": 0.5}
 MAY_CHANGE = ("engine", "model.budget")
-SHOWN = 3  # differences that a message shows before it only counts
+SHOWN = 3  # differences shown in an error message; further ones are counted
 ABSENT = "absent"
 
 
 class Identity(NamedTuple):
-    """What an experiment is known by."""
+    """The fields of an experiment that affect training, by their names in a naming."""
 
     fields: dict[str, Any]
     naming: int = NAMING
@@ -58,14 +58,14 @@ def identity(experiment: Experiment) -> Identity:
 
 
 def check_identity(path: Path, stored: Any, wanted: Experiment, free: Iterable[str] = ()) -> None:
-    """Refuses a file whose stored identity is another experiment's, but for fields that are free to differ."""
+    """Refuses a file whose stored identity differs from `wanted` in a field that is not in `free`."""
     theirs, ours = (_without_dropped(each.fields) for each in (_read(path, stored), identity(wanted)))
     names = sorted({*theirs, *ours} - set(free))
     differ = [name for name in names if theirs.get(name, ADDED.get(name)) != ours.get(name, ADDED.get(name))]
     if differ:
         said = [f"{name} is {_shown(theirs, name)} there and {_shown(ours, name)} here" for name in differ[:SHOWN]]
         more = f"; and {len(differ) - SHOWN} more" if len(differ) > SHOWN else ""
-        raise ValueError(f"{path} was made by another experiment than config.json says: {'; '.join(said)}{more}")
+        raise ValueError(f"{path} was made by another experiment than that of config.json: {'; '.join(said)}{more}")
 
 
 def _without_dropped(fields: dict[str, Any]) -> dict[str, Any]:
@@ -78,11 +78,11 @@ def _read(path: Path, stored: Any) -> Identity:
         found = Identity({**fields}, naming + 0)
         whole = found.sha256 == digest
     except (TypeError, KeyError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} names no experiment that can be read: {error!r}") from error
+        raise ValueError(f"{path} has an unreadable experiment identity: {error!r}") from error
     if naming != NAMING:
-        raise ValueError(f"{path} names its experiment by naming {naming}; this version of adatape knows {NAMING}")
+        raise ValueError(f"{path} has an experiment identity of naming {naming}; this version reads naming {NAMING}")
     if not whole:
-        raise ValueError(f"{path} names an experiment that does not match its own SHA-256")
+        raise ValueError(f"{path} has an experiment identity that does not match its SHA-256; the file is damaged")
     return found
 
 
@@ -95,7 +95,7 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _plain(value: Any) -> Any:
-    """As JSON gives it back, with whole numbers alike whether they were floats or not."""
+    """The value as JSON would return it, with integral floats as int."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: metrics.jsonl always, TensorBoard where it is installed."""
+"""Writes a run's metrics to metrics.jsonl, and to TensorBoard if it is installed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import torch
 from adatape.train.files import named, open_own, whole
 
 METRICS, DAMAGED = "metrics.jsonl", "metrics.damaged.jsonl"
-MOST_DIGITS = 15  # of a whole number that a float holds too
+MOST_DIGITS = 15  # integers of more digits are not exact as floats
 
 
 class Metrics(NamedTuple):
-    """What a metrics file holds."""
+    """The lines of a metrics file."""
 
     lines: list[dict[str, Any]]
-    damaged: list[bytes]  # cut by a crash, or changed on the disk
+    damaged: list[bytes]  # truncated or corrupted lines
 
 
 class Journal:
-    """Lines of `step` and figures; what an earlier attempt wrote beyond `step` is taken back, and damage set aside."""
+    """Appends lines of figures; at a resume it first removes lines beyond `step` and moves damaged ones to DAMAGED."""
 
     def __init__(self, out: Path, step: int = 0, say: Callable[[str], None] = print) -> None:
         self.path = out / METRICS
@@ -33,7 +33,7 @@ class Journal:
         kept = [line for line in found.lines if line["step"] <= step]
         if found.damaged:
             _set_aside(out / DAMAGED, found.damaged)
-            say(f"{self.path} has damaged lines, set aside in {out / DAMAGED}: {len(found.damaged)}")
+            say(f"{self.path} has damaged lines, moved to {out / DAMAGED}: {len(found.damaged)}")
         with whole(self.path) as partial:
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
         self.board = _board(out / "tensorboard", step)
@@ -48,7 +48,7 @@ class Journal:
                     self.board.add_scalar(f"{kind}/{name}", value, step)
 
     def histogram(self, name: str, counts: list[int], step: int) -> None:
-        """How many samples read 0, 1, 2, … tokens; the JSON line has them as `lengths`."""
+        """Adds a TensorBoard histogram of tape lengths; `counts[n]` samples have n tokens."""
         if self.board is None or not sum(counts):
             return
         lengths = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
@@ -71,12 +71,12 @@ def read_metrics(path: Path) -> Metrics:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The sound lines of a metrics file."""
+    """The undamaged lines of a metrics file."""
     return read_metrics(path).lines
 
 
 def _line(text: bytes) -> dict[str, Any] | None:
-    """An object with a step and finite figures; else None."""
+    """The parsed line if it is an object with a step and finite figures, else None."""
     try:
         found = json.loads(text.decode(), parse_int=_whole)
         json.dumps(found, allow_nan=False)
@@ -88,7 +88,7 @@ def _line(text: bytes) -> dict[str, Any] | None:
 
 def _whole(text: str) -> int:
     if len(text) > MOST_DIGITS:
-        raise ValueError(f"{len(text)} digits; a count has at most {MOST_DIGITS}")
+        raise ValueError(f"an integer has {len(text)} digits; it must have at most {MOST_DIGITS}")
     return int(text)
 
 
@@ -102,13 +102,13 @@ def _board(folder: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    if os.path.lexists(folder) and not folder.is_dir():  # a pipe would be waited for
-        raise NotADirectoryError(f"{folder} is no folder; remove it")
+    if os.path.lexists(folder) and not folder.is_dir():  # opening a pipe would block
+        raise NotADirectoryError(f"{folder} is not a folder; remove it")
     return SummaryWriter(folder, purge_step=step + 1 if step else None)
 
 
 def _rounded(value: Any) -> Any:
-    """Seven digits say all that float32 knows; JSON has no word for what is not finite."""
+    """Floats to 7 digits, the precision of float32; None if not finite, which JSON lacks."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.7g}") if math.isfinite(value) else None

@@ -1,10 +1,9 @@
-"""One process at a time writes into a run folder.
+"""A lock on a run folder, so that one process at a time writes into it.
 
-The kernel decides, by `flock` on `writer.lock`: its lock ends with the process, however that dies, and NFS hands it on
-to its server. The file says who holds it and is removed at the end. Some file systems have no locks, or keep them to
-one machine; so the holder also touches the file every few seconds, and where the kernel cannot answer for a file that
-was left behind, it is watched for a while before it is taken over. (filelock says neither who holds a lock nor
-whether a holder elsewhere is alive.)
+It is `flock` on `writer.lock`: the kernel releases it when the process ends, and NFS forwards it to its server. The
+file names its holder and is removed at the end. Some file systems have no locks, or only per machine, so the holder
+also touches the file every BEAT seconds; a file from another machine, or without a kernel lock, is taken over only if
+it is not touched for WATCHED seconds. (filelock neither names the holder nor checks whether a remote one is alive.)
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ else:
     from fcntl import LOCK_EX, LOCK_NB, flock
 
 LOCK = "writer.lock"
-BEAT, WATCHED = 5.0, 20.0  # seconds between touches of the file, and without one after which its holder is gone
-SETTLED = 1.0  # seconds in which two that take over at once, without a kernel's lock, see who came last
+BEAT, WATCHED = 5.0, 20.0  # seconds between touches of the file; seconds without one until it is taken over
+SETTLED = 1.0  # without a kernel lock: seconds after which the last of several concurrent writers has the lock
 TAKEN = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 LACKING = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 MOST_TEXT = 500
@@ -44,12 +43,12 @@ Say = Callable[[str], None]
 _held: set[int] = set()
 
 
-class FolderInUse(OSError):  # noqa: N818  it names a state, as FileExists would
+class FolderInUse(OSError):  # noqa: N818
     """Another process is writing into this run folder."""
 
 
 class Holder(NamedTuple):
-    """Who writes, as its lock file says."""
+    """The process that the lock file names."""
 
     host: str
     pid: str
@@ -62,7 +61,7 @@ class Holder(NamedTuple):
 
 @contextmanager
 def writing(folder: Path, say: Say = print) -> Iterator[None]:
-    """Within, no other process may write into this run folder; one that does so already is named and left alone."""
+    """Holds the lock on a run folder; raises FolderInUse, which names the holder, if another process has it."""
     folder.mkdir(parents=True, exist_ok=True)
     path, over = folder / LOCK, threading.Event()
     handle = _acquired(path, say)
@@ -72,7 +71,7 @@ def writing(folder: Path, say: Say = print) -> Iterator[None]:
     try:
         yield
     finally:
-        if handle in _held:  # else this is a fork of the holder, and the lock its parent's
+        if handle in _held:  # not in a forked child, whose parent holds the lock
             over.set()
             touching.join()
             _release(path, handle)
@@ -86,7 +85,7 @@ def _acquired(path: Path, say: Say) -> int:
             last = _holder(handle)
             if last is not None and not (locked and last.host == socket.gethostname()):
                 _watch(path, last, say)
-            if _is_at(path, handle):  # else its holder has just ended and removed it
+            if _is_at(path, handle):  # else its holder has just removed it: try again
                 if locked:
                     with named(path):
                         os.ftruncate(handle, 0)
@@ -100,7 +99,7 @@ def _acquired(path: Path, say: Say) -> int:
 
 
 def _locked(handle: int, path: Path) -> bool:
-    """Whether the kernel has locked it for this process; False where it knows no locks."""
+    """Locks the file; False if the file system has no locks."""
     try:
         flock(handle, LOCK_EX | LOCK_NB)
     except OSError as error:
@@ -113,8 +112,8 @@ def _locked(handle: int, path: Path) -> bool:
 
 
 def _put_in_place(path: Path, handle: int, say: Say) -> int:
-    """Without a kernel's lock the last to replace the file has it, once all who might have tried are through."""
-    say(f"the file system of {path.parent} has no locks; {LOCK}, touched every {BEAT:g} s, takes their place")
+    """Without a kernel lock, the process whose file is in place after SETTLED seconds has the lock."""
+    say(f"the file system of {path.parent} has no locks; {LOCK}, touched every {BEAT:g} s, is used instead")
     mine = path.with_name(f"{LOCK}.{uuid.uuid4().hex}{PARTIAL}")
     own = open_own(mine, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
@@ -133,8 +132,8 @@ def _put_in_place(path: Path, handle: int, say: Say) -> int:
 
 
 def _watch(path: Path, last: Holder, say: Say) -> None:
-    """Returns once nobody has touched the file for long enough; clocks of two machines are not compared."""
-    say(f"{path} was left by {last}; waiting {WATCHED:g} s for a sign of it")
+    """Returns after WATCHED seconds without a touch; only changes of the time are used, not clocks of two machines."""
+    say(f"{path} was left by {last}; waiting {WATCHED:g} s to see whether it still runs")
     touched, end = _touched(path), time.monotonic() + WATCHED
     while touched is not None and time.monotonic() < end:
         time.sleep(BEAT / 10)
@@ -144,7 +143,7 @@ def _watch(path: Path, last: Holder, say: Say) -> None:
 
 
 def _touched(path: Path) -> tuple[int, int] | None:
-    """Opened anew each time, since NFS asks its server only then."""
+    """Inode and modification time; the file is reopened each time, since NFS asks its server only then."""
     try:
         handle = open_own(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -158,7 +157,7 @@ def _touched(path: Path) -> tuple[int, int] | None:
 
 def _touch(handle: int, over: threading.Event) -> None:
     while not over.wait(BEAT):
-        with contextlib.suppress(OSError):  # a disk that hangs is for whoever writes to it
+        with contextlib.suppress(OSError):  # disk errors are reported by the writer
             os.utime(handle)
 
 
@@ -185,7 +184,7 @@ def _details() -> bytes:
 
 
 def _holder(handle: int) -> Holder | None:
-    """None where nobody has written a name yet; a file that says nonsense is somebody's all the same."""
+    """The holder that the file names; None if it is empty, an unknown holder if it is unreadable."""
     content = os.pread(handle, 8 * MOST_TEXT, 0)
     if not content:
         return None
@@ -193,7 +192,7 @@ def _holder(handle: int) -> Holder | None:
         found = json.loads(content)
         return Holder(*(_shown(found[name]) for name in Holder._fields))
     except (ValueError, TypeError, KeyError, RecursionError):
-        return Holder("?", "?", "?", "its name cannot be read")
+        return Holder("?", "?", "?", "the lock file is unreadable")
 
 
 def _holder_at(path: Path) -> Holder | None:
@@ -207,16 +206,16 @@ def _holder_at(path: Path) -> Holder | None:
 
 
 def _shown(value: Any) -> str:
-    """A folder may come from someone else: one printable line."""
+    """Printable characters only, since the folder may come from someone else."""
     return "".join(each for each in str(value) if each.isprintable())[:MOST_TEXT]
 
 
 def _in_use(path: Path, holder: Holder | None) -> FolderInUse:
-    return FolderInUse(f"{path.parent} is being written by {holder or 'another process'}; it goes on, this one stops")
+    return FolderInUse(f"{path.parent} is being written by {holder or 'another process'}; wait for it or stop it")
 
 
 def _leave_to_parent() -> None:
-    """A data worker that outlives its trainer must not hold the trainer's lock; to close a copy does not unlock it."""
+    """Closes inherited locks in a forked child, so that a data worker that outlives its trainer holds no lock."""
     for handle in _held:
         os.close(handle)
     _held.clear()

@@ -1,4 +1,4 @@
-"""Trainer: one experiment, advanced step by step, so that two can be trained side by side."""
+"""Trainer: trains one experiment step by step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adatape.config import Experiment
 from adatape.data.batch import Batch, Part
+from adatape.evaluate.accuracy import Score, score
 from adatape.graph import captured
 from adatape.keyed import key_of
-from adatape.measure.accuracy import Score, score
 from adatape.records import Output
 from adatape.train.checkpoint import load, save
 from adatape.train.distributed import gathered, spread, summed
@@ -24,30 +24,30 @@ from adatape.train.optim import Stepper
 from adatape.train.task import Task, task_of
 from adatape.validation import check
 
-NOISE = 7  # first word of the key that dropout and the like draw from
+NOISE = 7  # first word of the key of torch's generator, for dropout and stochastic depth
 
 
 class Stats(NamedTuple):
-    """What one step did, as numbers on the device: reading them would wait for it."""
+    """Figures of one step, as tensors on the device; reading them synchronises."""
 
     loss: Tensor  # with the length loss
     norm: Tensor  # of the gradient, before clipping
-    accuracy: Tensor  # by the likeliest class of a mixed label
+    accuracy: Tensor  # against the most probable class of a mixed label
     length: Tensor  # mean tape length
     length_sq: Tensor  # mean of its square
     skipped: Tensor  # steps in a row without a finite loss and gradient
 
 
 class Trainer:
-    """Model, optimizer and step of one experiment; what a step does depends on the weights, the seed and the step."""
+    """Model, optimizer and step of one experiment; a step is a function of weights, seed and step number."""
 
     def __init__(
         self,
         experiment: Experiment,
         device: str | torch.device = "cpu",
         part: Part | None = None,
-        task: Task | None = None,  # data and model, where they are not made from the experiment
-        pretrained: bool = True,  # False where a checkpoint is loaded next, so that no other weights are needed
+        task: Task | None = None,  # data and model; None builds them from the experiment
+        pretrained: bool = True,  # False skips pretrained weights, for a checkpoint that is loaded next
     ) -> None:
         check(experiment)
         self.experiment, self.device, self.part, self.step = experiment, torch.device(device), part or Part(), 0
@@ -68,13 +68,13 @@ class Trainer:
             self.update = lambda batch: replay(*batch)[0]
 
     def train(self, steps: int) -> Iterator[Stats]:
-        """Advances by at most `steps`."""
+        """Trains at most `steps` steps, and yields the figures of each."""
         steps = min(steps, self.experiment.optimizer.steps - self.step)
         if steps <= 0:
             return
         self.model.train()
         batches = self.task.batches(self.step)
-        for _, batch in zip(range(steps), batches, strict=False):  # the batches have no end
+        for _, batch in zip(range(steps), batches, strict=False):  # batches are endless
             self.stepper.set_rate(self.step)
             self.seed_noise()
             stats = self.update(batch)
@@ -82,18 +82,18 @@ class Trainer:
             yield Stats(*stats.unbind())
 
     def seed_noise(self) -> None:
-        """What is drawn without a key depends on the step, not on what was drawn before."""
+        """Seeds torch's generator by step, so that dropout does not depend on earlier draws."""
         torch.manual_seed(key_of(NOISE, self.experiment.seed, self.step, self.part.rank))
 
     def evaluate(self, on: str = "validation", costs: bool = False) -> Score:
-        """Scores the averaged weights, where there are any."""
+        """Evaluates the averaged weights if there are any, else the current ones."""
         batches = self.task.test() if on == "test" else self.task.validation()
-        with self.averaged(), self._autocast(), torch.compiler.set_stance("force_eager"):  # to score saves no compile
+        with self.averaged(), self._autocast(), torch.compiler.set_stance("force_eager"):  # compiling does not pay here
             return score(self.model, batches, costs=costs, gather=gathered, forward=self._scoring())
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within, the model has its averaged weights."""
+        """Puts the averaged weights into the model, and the current ones back at the end."""
         names = list(self.stepper.average)
         own = {name: self.stepper.named[name].detach().clone() for name in names}
         self._fill(self.stepper.average)
@@ -106,13 +106,13 @@ class Trainer:
         return save(folder, self.step, self.state(), facts, self.experiment)
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
-        """Goes back to a checkpoint of this experiment; gives the facts saved with it."""
+        """Loads a checkpoint of this experiment; returns the facts saved with it."""
         facts = load(checkpoint, self.state(), self.experiment)
         self.step = facts["step"]
         return facts
 
     def state(self) -> dict[str, Any]:
-        """All that is not a function of seed and step, in place."""
+        """References to all tensors that are not functions of seed and step."""
         return {"model": self.model.state_dict(), **self.stepper.state(), "skipped": {"row": self.stepper.skipped}}
 
     @torch.no_grad()
@@ -121,11 +121,11 @@ class Trainer:
             self.stepper.named[name].copy_(value)
 
     def _scoring(self) -> Any:
-        """Where parameters are sharded only the wrapped forward may run; elsewhere the plain one saves a compile."""
+        """The module to evaluate: sharded parameters need the FSDP2 module; otherwise the uncompiled model."""
         return self.spread if self.experiment.engine.shard else self.model
 
     def take_step(self, batch: Batch) -> Tensor:
-        """Forward, loss, backward, update; gives `Stats` as one tensor, and nothing waits for the device."""
+        """Forward, loss, backward and update; returns `Stats` as one tensor, without synchronising."""
         parts = self.experiment.engine.accumulate
         rows = []
         for n, piece in enumerate(_pieces(batch, parts), 1):
@@ -141,7 +141,7 @@ class Trainer:
         return torch.stack([mean[0], norm, *mean[1:], self.stepper.skipped])
 
     def _synchronised(self, last: bool) -> Any:
-        """Gradients are averaged once for all pieces of a batch."""
+        """Averages gradients over processes only at the last piece of a batch."""
         if isinstance(self.spread, FSDPModule):
             self.spread.set_requires_gradient_sync(last)
         if last or not isinstance(self.spread, DistributedDataParallel):
@@ -167,11 +167,11 @@ def _check_parts(experiment: Experiment, part: Part) -> None:
     batch, pieces = experiment.optimizer.batch, part.world * experiment.engine.accumulate
     if batch % pieces:
         raise ValueError(
-            f"batch is {batch}; {part.world} processes with accumulate {experiment.engine.accumulate} "
-            f"cannot cut it into {pieces} equal parts"
+            f"batch is {batch}; with {part.world} processes and accumulate {experiment.engine.accumulate} "
+            f"it must be a multiple of {pieces}"
         )
 
 
 def _set_precision(on_gpu: bool, deterministic: bool) -> None:
-    torch.set_float32_matmul_precision("high" if on_gpu else "highest")  # the reader sums in float64 either way
+    torch.set_float32_matmul_precision("high" if on_gpu else "highest")  # the reader's scores are float64 either way
     torch.use_deterministic_algorithms(deterministic)

@@ -1,4 +1,4 @@
-"""AdamW whose rate is a function of the step, which skips a step that is not finite, and averages weights."""
+"""AdamW with a learning-rate schedule, skipping of non-finite steps, and a moving average of weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adatape.config import Optimizer
 
 
 def rate_at(settings: Optimizer, step: int) -> float:
-    """Linear warm-up, then constant, or a cosine or a line down to the floor at the last step."""
+    """Linear warm-up, then constant, or cosine or linear decay to the floor at the last step."""
     if step < settings.warmup:
         return settings.lr * (step + 1) / settings.warmup
     if settings.schedule == "constant":
@@ -25,22 +25,22 @@ def rate_at(settings: Optimizer, step: int) -> float:
 
 
 class Stepper:
-    """AdamW over a model's trainable parameters; its state lies under their names, so any process count reads it.
+    """AdamW over a model's trainable parameters, with state by parameter name, independent of the number of processes.
 
-    The whole step stays on the device: a CUDA graph can capture it, and a bad gradient is skipped without a look.
+    A step never synchronises, so that a CUDA graph can capture it; non-finite steps are skipped on the device.
     """
 
     def __init__(self, model: nn.Module, settings: Optimizer) -> None:
         self.settings = settings
         self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         device = next(iter(self.named.values())).device
-        # A tensor rate can change between replays of a captured step.
+        # A tensor, so that it can change between replays of a captured step.
         self.rate = torch.tensor(settings.lr, device=device)
         self.skipped = torch.zeros((), device=device)
         self.adamw = torch.optim.AdamW(
             _groups(model, settings), lr=self.rate, betas=settings.betas, fused=True, capturable=device.type == "cuda"
         )
-        for p in self.named.values():  # made now and not at the first step, so that a checkpoint finds its place
+        for p in self.named.values():  # created here instead of at the first step, so that a checkpoint can be loaded
             self.adamw.state[p] = {
                 "step": torch.zeros((), device=device),
                 "exp_avg": torch.zeros_like(p),
@@ -52,12 +52,12 @@ class Stepper:
         self.rate.fill_(rate_at(self.settings, step))
 
     def step(self, loss: Tensor) -> Tensor:
-        """Clips, updates and averages; gives the gradient's norm. Nothing moves unless that and the loss are finite."""
+        """Clips, updates and averages; returns the gradient norm. If it or the loss is not finite, nothing changes."""
         limit = self.settings.clip or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.named.values(), limit)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         bad = (~(norm.isfinite() & loss.isfinite())).float()
-        self.adamw.found_inf = bad  # type: ignore[attr-defined]  # what a GradScaler sets to skip a fused step
+        self.adamw.found_inf = bad  # type: ignore[attr-defined]  # GradScaler's way to skip a fused step
         self.adamw.step()
         self.skipped.add_(1).mul_(bad)
         self._average(1 - bad)
@@ -74,7 +74,7 @@ class Stepper:
         self.adamw.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Tensors under `parameter.kind`, to be saved or loaded in place."""
+        """Optimizer state and average as tensors named `parameter.kind`, to save or load in place."""
         moments = {f"{name}.{kind}": v for name, p in self.named.items() for kind, v in self.adamw.state[p].items()}
         return {"optimizer": moments, "average": dict(self.average)}
 

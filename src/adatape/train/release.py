@@ -1,8 +1,10 @@
-"""Weights for others: safetensors, timm's hub configuration and a model card in one folder."""
+"""Releases a model: safetensors, timm's hub configuration and a model card in one folder."""
 
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +15,26 @@ from timm.models._hub import save_config_for_hf
 from torch import Tensor, nn
 
 import adatape.models  # noqa: F401  registers the names
-from adatape.config import Budget
-from adatape.train.identity import Identity
+from adatape.config import Budget, ImageModel
+from adatape.data.augment import SHORT_SIDE
+from adatape.data.sets import LabelledSet, open_set
+from adatape.evaluate.result import Result
+from adatape.train.folder import load_result, load_run
+from adatape.train.identity import Identity, identity
 from adatape.train.weights import FORMAT, stamp
+from adatape.validation import read_object
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-NAMED = 3  # tensors that a message names before it only counts
+NAMED = 3  # tensors named in an error message; further ones are counted
 FAMILIES = {
-    "adatape": "AdaTape (Xue et al., ICML 2023): a ViT that reads a tape of extra tokens, as many as an image asks for",
+    "adatape": "AdaTape (Xue et al., ICML 2023): a ViT with a tape of additional tokens, whose number adapts",
     "ut": "a Universal Transformer on images: one block, repeated until adaptive computation time (ACT) halts it",
-    "u2t": "U2T: a Universal Transformer without sharing, whose blocks run until adaptive computation time halts them",
+    "u2t": "U2T: a Universal Transformer without sharing, whose blocks run until ACT halts them",
     "uvit": "UViT: a shallow universal stage, one shared block halted by ACT, and a ViT of full depth",
-    "avit": "A-ViT (Yin et al., CVPR 2022): a ViT whose tokens halt one by one",
-    "ponder": "PonderNet (Banino et al., 2021) on images: one block, each of whose steps answers, and a learned halt",
-    "plainvit": "PlainViT (Beyer et al., 2022): a ViT without a class token, its positions sines and cosines",
-    "vit3ffn": "ViT-3FFN: a ViT with a feed-forward each for the class token and either half of the patches",
+    "avit": "A-ViT (Yin et al., CVPR 2022): a ViT whose tokens halt at different layers",
+    "ponder": "PonderNet (Banino et al., 2021) on images: one repeated block with learned halting",
+    "plainvit": "PlainViT (Beyer et al., 2022): a ViT without a class token, with fixed sincos positions",
+    "vit3ffn": "ViT-3FFN: a ViT with separate feed-forwards for the class token and each half of the patches",
 }
 TEMPLATE = """---
 license: {licence}
@@ -63,6 +70,52 @@ Licence: {licence}.
 """
 
 
+@dataclass(frozen=True)
+class Released(Result):
+    out: Path
+    accuracy: float
+
+
+def release_to_folder(folder: Path, to: Path, trust: bool = False) -> Released:
+    """Writes a finished run's weights, config and model card in timm's hub format."""
+    experiment, model = load_run(folder, trust=trust)
+    data, settings = experiment.data, experiment.model
+    if not isinstance(settings, ImageModel):
+        raise ValueError(f"{folder} is a run on {type(data).__name__}; timm's format is for models of images")
+    test = open_set(data, "test")
+    channels, size, _ = test.shape
+    shape = {"img_size": size, "in_chans": channels, "num_classes": test.classes}
+    result, env = load_result(folder), read_object(folder / "env.json") if (folder / "env.json").is_file() else {}
+    command = str(env.get("command", "the command is not known"))
+    wrapped = {} if settings.wrap is None else {"backbone": settings.name, **settings.wrap}
+    release(
+        model,
+        "adatape" if wrapped else settings.name,
+        {**shape, **settings.options, **wrapped},
+        to,
+        result=result,
+        command=command,
+        classes=test.names,
+        input_size=(channels, size, size),
+        mean=(0.5,) * channels,
+        std=(0.5,) * channels,
+        crop_pct=_shown_share(test, size),
+        budget=settings.budget,
+        experiment=identity(experiment),
+    )
+    return Released(to, result["accuracy"])
+
+
+def _shown_share(images: LabelledSet, size: int) -> float:
+    """The share of a short side that is scored, by which timm comes to the same size before it crops."""
+    pixels = None if images.images is None else images.images.pixels
+    if pixels is not None and min(pixels.shape[1:3]) <= size:
+        return 1.0
+    resized = round(size * SHORT_SIDE)
+    share = size / resized
+    return share if math.floor(size / share) == resized else math.nextafter(share, 0)
+
+
 def release(
     model: nn.Module,
     name: str,
@@ -81,10 +134,10 @@ def release(
     experiment: Identity | None = None,
     licence: str = "apache-2.0",
 ) -> Path:
-    """Fills an empty folder from which `timm.create_model("local-dir:…", pretrained=True)` builds the same model.
+    """Writes a folder from which `timm.create_model("local-dir:…", pretrained=True)` builds the same model.
 
-    `crop_pct` is the share of a resized image's short side that the model sees, the name's own unless given. The card's
-    code sets the `budget`. Of the `experiment`, which may name paths of this machine, the weights carry the hash alone.
+    `crop_pct` is timm's; None keeps that of `name`. The card's code sets the `budget`. The weights store only the hash
+    of the `experiment`, whose fields may contain paths of this machine.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -113,11 +166,11 @@ def release(
 
 
 def _rebuilt(name: str, options: dict[str, Any], weights: dict[str, Tensor]) -> Any:
-    """The model that name and options give, without memory; an error where the weights would not fit it."""
+    """Builds the model of name and options on the meta device; raises if the weights do not fit it."""
     try:
         options = json.loads(json.dumps(options))
     except TypeError as error:
-        raise ValueError(f"options are {options}; config.json holds JSON: {error}") from error
+        raise ValueError(f"options are {options}; they must be JSON values: {error}") from error
     with torch.device("meta"):
         skeleton = timm.create_model(name, **options)
     here = {key: tuple(value.shape) for key, value in weights.items()}
@@ -141,7 +194,7 @@ def _input_size(skeleton: Any, options: dict[str, Any]) -> tuple[int, ...]:
 def _pretrained_cfg(skeleton: Any, size: tuple[int, ...], seen: dict[str, Any]) -> dict[str, Any]:
     sources = ("url", "file", "hf_hub_id", "hf_hub_filename", "source", "architecture")
     kept = {key: value for key, value in skeleton.pretrained_cfg.items() if key not in sources and value is not None}
-    # timm would fold a first convolution of other than 3 channels as if it had 3, and drop it when it cannot.
+    # timm would convert a first convolution of other than 3 channels as if it had 3, or drop it.
     first = {} if size[0] == 3 else {"first_conv": None}
     return {**kept, **seen, **first, "num_classes": skeleton.num_classes}
 

@@ -1,4 +1,4 @@
-"""A run: an experiment carried out from its first step, or from a checkpoint, to its result."""
+"""Runs an experiment from its first step, or from a checkpoint, to its result."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from adatape.config import Experiment
 from adatape.data.workers import deaths_told
-from adatape.measure.accuracy import Score
-from adatape.measure.cost import cost, total
+from adatape.evaluate.accuracy import Score
+from adatape.evaluate.cost import cost, total
 from adatape.train.checkpoint import has_identity, newest_good, sweep
 from adatape.train.distributed import agreed, joined, local_device, on_first, restarted, whole_state
 from adatape.train.evaluate import score_run
@@ -40,11 +40,11 @@ from adatape.train.weights import write_weights
 from adatape.validation import finite
 
 CONFIRMATIONS = 3  # evaluations in a row that must reach `stop_at`
-ASKED_EVERY = 10  # steps between agreements of several processes to stop
+ASKED_EVERY = 10  # steps between checks of whether any process was asked to stop
 
 
 class Moment(NamedTuple):
-    """Where a run is, for whoever watches; figures are means since the last line of the journal."""
+    """The progress of a run, for display; figures are means since the last logged line."""
 
     step: int
     steps: int
@@ -64,10 +64,10 @@ Say = Callable[[str], None]
 def run(
     experiment: Experiment, out: Path, device: str, watch: Watch, *, resume: bool = False, say: Say = print
 ) -> dict[str, Any]:
-    """Trains until `stop_at` or the last step, scores the test set once, and writes the folder.
+    """Trains until `stop_at` or the last step, evaluates the test set once, and writes the folder.
 
-    Goes on from the newest good checkpoint when asked to resume, or when torchrun has started it again. A folder into
-    which another process writes is refused.
+    With `resume`, or after a restart by torchrun, it continues from the newest good checkpoint. A folder into which
+    another process writes is refused.
     """
     place = local_device(device)
     with joined(place) as part, Stop() as stop, ExitStack() as held:
@@ -78,13 +78,13 @@ def run(
                 return _stored_result(out, experiment, say)
             on_first(lambda: held.enter_context(writing(out, say)))
         begun = resume and any((out / CHECKPOINTS).glob("step-*"))
-        # What a trainer refuses, it refuses before a folder is made.
+        # Built before the folder is created, so that invalid settings leave no folder.
         trainer = Trainer(experiment, place, part, pretrained=not begun)
         if not resume:
             new = new_folder(out, experiment, device, say, begun=lambda: trainer.step > 0)
             on_first(lambda: held.enter_context(new))
         facts = go_back(trainer, out, say) if resume else {}
-        with deaths_told(f"`adatape train {out}` goes on from the newest checkpoint"):
+        with deaths_told(f"`adatape train {out}` resumes from the newest checkpoint"):
             return carry_out(Record(trainer, out, watch, facts, say), stop)
 
 
@@ -99,7 +99,7 @@ def _stored_result(out: Path, experiment: Experiment, say: Say) -> dict[str, Any
 
 def carry_out(record: Record, stop: Stop) -> dict[str, Any]:
     trainer = record.trainer
-    steps = 0 if record.met >= CONFIRMATIONS else trainer.experiment.optimizer.steps  # one more would be one too many
+    steps = 0 if record.met >= CONFIRMATIONS else trainer.experiment.optimizer.steps  # `stop_at` was already met
     with record:
         for stats in trainer.train(steps):
             record.after(stats)
@@ -111,25 +111,25 @@ def carry_out(record: Record, stop: Stop) -> dict[str, Any]:
 
 
 def heed(record: Record, stop: Stop) -> None:
-    """Signals reach the processes at different steps; all stop at the same one."""
+    """Saves and raises Stopped if any process was asked to stop; all processes stop at the same step."""
     trainer = record.trainer
     if trainer.part.world > 1 and trainer.step % ASKED_EVERY:
         return
     if agreed(stop.code is not None, trainer.device):
         record.save()
         record.saver.wait()
-        where = f"stopped at step {trainer.step} and saved; `adatape train {record.out}` goes on from there"
+        where = f"stopped at step {trainer.step} and saved; `adatape train {record.out}` resumes from there"
         raise Stopped(stop.code or 143, where)
 
 
 class Record:
-    """What becomes of a trainer's steps: logged, evaluated, saved."""
+    """Logs, evaluates and saves after each step of a trainer."""
 
     def __init__(self, trainer: Trainer, out: Path, watch: Watch, facts: dict[str, Any], say: Say = print) -> None:
         self.trainer, self.out, self.watch = trainer, out, watch
         self.experiment, self.engine = trainer.experiment, trainer.experiment.engine
         self.met, self.best = facts.get("met", 0), facts.get("best", -1.0)
-        self.accuracy: float | None = None  # of these very weights, once they have been scored
+        self.accuracy: float | None = None  # of the current weights, if evaluated
         self.pending: list[Stats] = []
         beside = trainer.device.type == "cuda" and trainer.part.world == 1
         self.saver = Saver(out / CHECKPOINTS, self.experiment, beside)
@@ -162,7 +162,7 @@ class Record:
         evaluate = last or step % self.experiment.evaluate_every == 0
         if evaluate or step % self.engine.log_every == 0:
             self._log()
-        elif self.trainer.device.type == "cpu":  # to read figures of a GPU would wait for it at every step
+        elif self.trainer.device.type == "cpu":  # on a GPU this would synchronise at every step
             self.watch(self._look())
         if evaluate:
             improved = self._evaluate()
@@ -188,8 +188,8 @@ class Record:
     def _check_moving(self, skipped: int) -> None:
         if skipped >= self.engine.bad_steps:
             raise ValueError(
-                f"loss or gradient was not finite in the {skipped} steps up to step {self.trainer.step}, and no "
-                f"weight has moved in them (bad_steps is {self.engine.bad_steps}); lower the rate or look at the data. "
+                f"loss or gradient was not finite in the {skipped} steps up to step {self.trainer.step}, which changed "
+                f"no weight (bad_steps is {self.engine.bad_steps}); lower the rate or check the data. "
                 f"Good checkpoints are in {self.out / CHECKPOINTS}"
             )
 
@@ -207,7 +207,7 @@ class Record:
         self.moment = moment
 
     def _evaluate(self) -> bool:
-        """Whether this is the best so far."""
+        """Evaluates on validation; returns whether it is the best so far."""
         result, moment = self.trainer.evaluate(), self.moment
         limit = self.experiment.stop_at
         self.met = self.met + 1 if limit is not None and result.accuracy >= limit else 0
@@ -221,7 +221,7 @@ class Record:
         return improved
 
     def restart_clock(self) -> None:
-        """After scoring, which is no part of the throughput."""
+        """Excludes evaluation from the throughput."""
         self.logged = time.perf_counter()
 
     def save(self) -> None:
@@ -230,17 +230,17 @@ class Record:
 
 
 def go_back(trainer: Trainer, out: Path, say: Say) -> dict[str, Any]:
-    """To the newest good checkpoint, saying which were not; with none at all, to the start."""
+    """Loads the newest good checkpoint and reports damaged ones; without any checkpoint, starts from step 0."""
 
     def tell(path: Path, reason: str) -> None:
         if trainer.part.rank == 0:
-            say(f"{path.name} is damaged and was passed over: {reason}")
+            say(f"{path.name} is damaged and was skipped: {reason}")
 
-    sweep(out / CHECKPOINTS)  # a run that was at its end saves nothing more, and so removes nothing
+    sweep(out / CHECKPOINTS)  # here too, since a run at its end does not save, and so does not prune, again
     found = newest_good(out / CHECKPOINTS, tell)
     if found is not None:
         if trainer.part.rank == 0 and not has_identity(found):
-            say(f"{found.name} does not say which experiment made it; it is taken for this one's")
+            say(f"{found.name} does not store its experiment; it is assumed to be this one")
         return trainer.load(found)
     if any((out / CHECKPOINTS).glob("step-*")):
         raise ValueError(f"{out / CHECKPOINTS} has no good checkpoint left; remove {out} to start again")
@@ -248,7 +248,7 @@ def go_back(trainer: Trainer, out: Path, say: Say) -> dict[str, Any]:
 
 
 def conclude(trainer: Trainer, out: Path, seconds: float, **facts: Any) -> dict[str, Any]:
-    """Saves the weights, scores the test set with what was saved, and writes and returns `result.json`, with facts."""
+    """Saves the weights, evaluates the saved weights on the test set, and writes and returns `result.json`."""
     save_weights(trainer, out)
     experiment, model = load_run(out)
     whole = total(cost(model))
@@ -267,7 +267,7 @@ def conclude(trainer: Trainer, out: Path, seconds: float, **facts: Any) -> dict[
 
 
 def save_weights(trainer: Trainer, out: Path) -> None:
-    """The averaged ones, where there are any; every process must call."""
+    """Saves the averaged weights if there are any, else the current ones; every process must call it."""
     with trainer.averaged():
         weights = whole_state(trainer.model)
     on_first(lambda: write_weights(out / WEIGHTS, weights, identity(trainer.experiment).to_json()))
@@ -278,6 +278,6 @@ def plain(result: Score) -> dict[str, Any]:
 
 
 def unreadable(trainer: Trainer) -> dict[str, Any]:
-    """Images that this process had to replace or convert so far, where it decodes any."""
+    """Counts of images that this process has replaced or converted, if it decodes any."""
     tally = trainer.task.tally
     return {} if tally is None else {"broken_images": len(tally.broken), "converted_images": tally.converted}

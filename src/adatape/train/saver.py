@@ -1,4 +1,4 @@
-"""Checkpoints written beside the training: a GPU goes on while a thread writes what was copied from it."""
+"""Saves checkpoints, on a GPU in a thread while training continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ State = dict[str, dict[str, Tensor]]
 
 
 class Saver:
-    """Saves and prunes. `beside` is for one process on a GPU: several would have to agree while they also train."""
+    """Saves and prunes checkpoints; `beside`, in a thread, is for one process on a GPU, as it needs no collectives."""
 
     def __init__(self, folder: Path, experiment: Experiment, beside: bool) -> None:
         self.folder, self.experiment, self.beside = folder, experiment, beside
@@ -26,7 +26,7 @@ class Saver:
         self.copied: State = {}
 
     def save(self, step: int, state: State, facts: dict[str, Any]) -> None:
-        """Returns once the state may change again; what went wrong with the last save is raised here."""
+        """Returns once the state may change again; raises the error of the previous save, if any."""
         self.wait()
         if not self.beside:
             self._write(step, state, facts)
@@ -35,7 +35,7 @@ class Saver:
         self.work = self.thread.submit(self._write, step, self.copied, facts)
 
     def wait(self) -> None:
-        """Until the last save is on the disk."""
+        """Waits until the last save is on the disk."""
         if self.work is not None:
             work, self.work = self.work, None
             work.result()
@@ -45,7 +45,7 @@ class Saver:
         on_first(lambda: prune(self.folder, upto=step))
 
     def _copy(self, state: State) -> None:
-        """Into pinned memory, which is kept: to ask for it takes longer than to fill it."""
+        """Copies into pinned memory, which is kept, since allocating it takes longer than filling it."""
         for group, tensors in state.items():
             mine = self.copied.setdefault(group, {})
             for name, value in tensors.items():

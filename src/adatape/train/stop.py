@@ -1,4 +1,4 @@
-"""Asked to stop: SIGTERM or Ctrl-C ends a run at the next step, with a checkpoint; a second Ctrl-C ends it at once."""
+"""Signal handling: SIGTERM or Ctrl-C stops a run after the next step with a checkpoint, a second Ctrl-C at once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import FrameType, TracebackType
 CODES = {signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGINT: 128 + signal.SIGINT}
 
 
-class Stopped(Exception):  # noqa: N818  not an error: the run can go on later
-    """A run that was asked to stop and has saved where it is."""
+class Stopped(Exception):  # noqa: N818  not an error: the run can be resumed
+    """Raised when a run was asked to stop and has saved a checkpoint."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -18,7 +18,7 @@ class Stopped(Exception):  # noqa: N818  not an error: the run can go on later
 
 
 class Stop:
-    """Within, notes the signals instead of dying of them."""
+    """Records SIGTERM and SIGINT in `code` instead of ending the process."""
 
     def __init__(self) -> None:
         self.code: int | None = None

@@ -1,4 +1,4 @@
-"""How torch.distributed.checkpoint is read and written here: no code executed, and errors in one line."""
+"""Reader and writer for torch.distributed.checkpoint (DCP) that execute no code and raise one-line errors."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 DCP = "torch.distributed.checkpoint"
 METADATA_PARTS = {
     ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),  # looks a name up among torch's layouts
+    ("torch.serialization", "_get_layout"),  # looks up one of torch's layouts by name
     (f"{DCP}.filesystem", "_StorageInfo"),
     *((f"{DCP}.metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")),
     *((f"{DCP}.metadata", name) for name in ("ChunkStorageMetadata", "TensorProperties", "TensorStorageMetadata")),
 }
 
 
-class DamagedCheckpoint(ValueError):  # noqa: N818  it names a state, as FileNotFound would
-    """A checkpoint that is not what was written."""
+class DamagedCheckpoint(ValueError):  # noqa: N818
+    """A checkpoint whose files are missing, changed or not readable."""
 
 
 class Writer(dcp.FileSystemWriter):
-    """DCP's, whose failures say what the disk said and whose metadata keeps no path of this machine."""
+    """DCP's writer, but it raises the disk's error and stores no path of this machine."""
 
     def write_data(self, *args: Any, **options: Any) -> Any:
         try:
             return super().write_data(*args, **options)
         except RuntimeError as error:
-            # torch.save's own complaint hides the disk's, which another process would then never see.
+            # torch.save's error hides the disk's, and only the outer one is sent to other processes.
             reason = error.__context__
             raise reason if isinstance(reason, OSError) else error from None
 
@@ -46,7 +46,7 @@ class Writer(dcp.FileSystemWriter):
 
 
 class Reader(dcp.FileSystemReader):
-    """DCP's, without its free hand in unpickling."""
+    """DCP's reader, but it unpickles only the classes of METADATA_PARTS."""
 
     def __init__(self, path: Path, files: dict[str, Any]) -> None:
         super().__init__(path)
@@ -59,7 +59,7 @@ class Reader(dcp.FileSystemReader):
             tensors, places = metadata.state_dict_metadata.values(), metadata.storage_data.values()
             sound = all(type(part) is TensorStorageMetadata for part in tensors)
             strange = {place.relative_path for place in places} - set(self.files)
-        except Exception as error:  # a hostile pickle may raise anything
+        except Exception as error:  # a malicious pickle can raise anything
             raise DamagedCheckpoint(f"{file} is not the metadata of a checkpoint: {error}") from error
         if not sound or strange:
             raise DamagedCheckpoint(f"{file} refers to {sorted(strange) or 'pickles'}; only listed tensors are read")
@@ -67,7 +67,7 @@ class Reader(dcp.FileSystemReader):
         return metadata
 
     def read_data(self, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> torch.futures.Future[None]:
-        """One file at a time, so that an error can name it; torch.load runs with weights_only there."""
+        """Reads one file at a time, so that errors name it; DCP calls torch.load with weights_only."""
         place = {item: self.storage_data[item.storage_index].relative_path for item in plan.items}
         for name in sorted(set(place.values())):
             items = [item for item in plan.items if place[item] == name]
@@ -85,7 +85,7 @@ class LoadPlanner(DefaultLoadPlanner):
 
 
 class _MetadataUnpickler(pickle._Unpickler):
-    """Knows the parts of DCP's metadata and nothing else; Python's own, since C's cannot be told about BUILD."""
+    """Unpickles only METADATA_PARTS; Python's version, since the C one does not allow overriding BUILD."""
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
 
@@ -94,11 +94,11 @@ class _MetadataUnpickler(pickle._Unpickler):
             module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         ):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+        raise pickle.UnpicklingError(f"it contains {module}.{name}, which is not permitted in a checkpoint")
 
     def load_build(self) -> None:
         if callable(self.stack[-2]):  # type: ignore[attr-defined]
-            raise pickle.UnpicklingError("it would change a class")
+            raise pickle.UnpicklingError("it would modify a class")
         super().load_build()  # type: ignore[misc]
 
     dispatch[pickle.BUILD[0]] = load_build
@@ -106,7 +106,7 @@ class _MetadataUnpickler(pickle._Unpickler):
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """DCP's exception is no Exception and prints every rank's traceback: gives the cause instead."""
+    """Raises the cause of DCP's CheckpointException, which is a BaseException with every rank's traceback."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         try:

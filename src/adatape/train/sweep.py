@@ -1,20 +1,20 @@
-"""Experiments from text: every combination of some fields, or a run in a few words."""
+"""Builds experiments from text: combinations of field values, single settings, or a short description of a run."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from adatape.config import Experiment, from_dict, to_dict
+from adatape.validation import value_of
 
-SHORT = {"reader": "model.reading"}  # the paper speaks of the reader's steps; the record calls how it reads a reading
+SHORT = {"reader": "model.reading"}  # abbreviations of field names
 
 
 def combinations(experiment: Experiment, over: list[str]) -> list[tuple[dict[str, Any], Experiment]]:
-    """Each `field=value,value` of `over` multiplied out: what was set, and the experiment with it set."""
+    """The Cartesian product of each `field=value,value` of `over`: the fields set, and the experiment with them."""
     axes = [_axis(text) for text in over]
     names = [name for name, _ in axes]
     grid = []
@@ -25,7 +25,7 @@ def combinations(experiment: Experiment, over: list[str]) -> list[tuple[dict[str
 
 
 def with_fields(experiment: Experiment, fields: dict[str, Any]) -> Experiment:
-    """The experiment with dotted fields, `optimizer.lr` say, set to other values."""
+    """The experiment with dotted fields, such as `optimizer.lr`, set to other values."""
     values = to_dict(experiment)
     for name, value in fields.items():
         first, _, rest = name.partition(".")
@@ -35,7 +35,7 @@ def with_fields(experiment: Experiment, fields: dict[str, Any]) -> Experiment:
             place = place.get(step) if isinstance(place, dict) else None  # type: ignore[assignment]
         if not isinstance(place, dict) or (last not in place and path[-1:] not in (["options"], ["wrap"])):
             known = ", ".join(_paths(values))
-            raise ValueError(f"{name} is no field of this experiment; it has {known}")
+            raise ValueError(f"{name} is not a field of this experiment; it has {known}")
         place[last] = value
     return from_dict(Experiment, values)
 
@@ -45,12 +45,12 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
     pairs = [text.partition("=") for text in settings]
     for text, (name, _, value) in zip(settings, pairs, strict=True):
         if not (name and value):
-            raise ValueError(f"set is {text!r}; it must read field=value")
+            raise ValueError(f"set is {text!r}; it must be field=value")
     return with_fields(experiment, {name: value_of(value) for name, _, value in pairs})
 
 
 class Worded(NamedTuple):
-    """A run in a few words: a system, then keywords of a recipe and fields of its experiment, as name=value."""
+    """A run described by text: a system, then arguments of a recipe and fields of its experiment as name=value."""
 
     system: str
     keywords: dict[str, Any]
@@ -58,7 +58,7 @@ class Worded(NamedTuple):
 
 
 def worded(recipe: Callable[..., Experiment], text: str) -> Worded:
-    """What the recipe takes itself is a keyword, anything else a field."""
+    """Parses the text; names in the recipe's signature are its arguments, others are fields."""
     system, *words = text.split()
     values = {name: value_of(value) for name, _, value in (word.partition("=") for word in words)}
     taken = inspect.signature(recipe).parameters
@@ -74,15 +74,8 @@ def experiment_of(recipe: Callable[..., Experiment], text: str, **given: Any) ->
 def _axis(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not (name and equals and values):
-        raise ValueError(f"over is {text!r}; it must read field=value,value")
+        raise ValueError(f"over is {text!r}; it must be field=value,value")
     return name, [value_of(value) for value in values.split(",")]
-
-
-def value_of(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        return float(text) if text == "inf" else text
 
 
 def _paths(values: dict[str, Any], prefix: str = "") -> list[str]:

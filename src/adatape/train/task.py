@@ -1,4 +1,4 @@
-"""A task: what is learnt from, what is scored, and the model for it."""
+"""Task: the data loaders and the model of an experiment."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from adatape.train.weights import read_weights
 
 
 class Task(NamedTuple):
-    """Everything that a trainer needs to know of its data; each is called for one process's part."""
+    """The model and data of a trainer, for one process's part."""
 
-    build: Callable[[bool], Adaptive]  # with the weights that training begins from, or without
+    build: Callable[[bool], Adaptive]  # with or without pretrained weights
     batches: Callable[[int], Iterator[Batch]]  # from a step on
     validation: Callable[[], Iterator[Labelled]]
     test: Callable[[], Iterator[Labelled]]
-    epoch: Callable[[int], float | None]  # epochs done before a step
-    tally: Tally | None = None  # of images that could not be read
+    epoch: Callable[[int], float | None]  # epochs completed before a step
+    tally: Tally | None = None  # counts of unreadable images
 
 
 def task_of(experiment: Experiment, part: Part, device: torch.device) -> Task:
@@ -55,7 +55,7 @@ def task_of(experiment: Experiment, part: Part, device: torch.device) -> Task:
 
 
 def build_for(experiment: Experiment, weights: bool = False) -> Adaptive:
-    """The model alone: by default untrained, for weights to be loaded into; with weights as training begins it."""
+    """The model only: untrained, or with the pretrained weights that training starts from."""
     return _build(experiment, open_set(experiment.data, "test"), weights)
 
 
@@ -74,7 +74,7 @@ def _check_pair(experiment: Experiment, data: LabelledSet) -> None:
 
 
 def build_image_model(model: ImageModel, size: int, channels: int, classes: int, weights: bool = True) -> Adaptive:
-    """A model of timm's registry for these images; pretrained and wrapped where the settings say so."""
+    """A model of timm's registry for these images, pretrained and wrapped according to `model`."""
     if not timm.is_model(model.name):
         raise ValueError(f"model.name is {model.name!r}; `adatape models` lists ours, timm.list_models() all")
     check_options("model.options", model.options)
@@ -89,8 +89,8 @@ def build_image_model(model: ImageModel, size: int, channels: int, classes: int,
     if model.pretrained and weights:
         if not model.may_fetch:
             raise ValueError(
-                f"model.pretrained is {model.pretrained!r}; a file may not have weights read from elsewhere: "
-                f"say --trust where it is your own, or --set model.pretrained={model.pretrained}"
+                f"model.pretrained is {model.pretrained!r}; a file may not load other weights: "
+                f"give --trust if the file is your own, or --set model.pretrained={model.pretrained}"
             )
         given["pretrained"] = True
         if model.pretrained != "hub":
@@ -110,10 +110,10 @@ def build_image_model(model: ImageModel, size: int, channels: int, classes: int,
 
 
 def _check_fits(model: nn.Module, size: int) -> None:
-    """timm would leave out the pixels beyond the last whole patch, which may be all of them, and pool nothing."""
+    """Refuses a patch size that does not divide the image, where timm silently drops pixels, and no pooling."""
     vit: Any = getattr(model, "vit", model)
     if getattr(vit, "global_pool", None) == "":
-        raise ValueError("model.options.global_pool is ''; to answer by classes it must be token, avg, max or avgmax")
+        raise ValueError("model.options.global_pool is ''; for classification it must be token, avg, max or avgmax")
     embed = getattr(vit, "patch_embed", None)
     patch = getattr(embed, "patch_size", (1,))
     if any(size % side for side in patch) and not getattr(embed, "dynamic_img_pad", False):
@@ -121,6 +121,6 @@ def _check_fits(model: nn.Module, size: int) -> None:
 
 
 def _freeze_backbone(model: nn.Module) -> None:
-    """Leaves what wrapping added, and the head."""
+    """Freezes all parameters except those that wrapping added, and the head."""
     for name, p in model.named_parameters():
         p.requires_grad_(not name.startswith("vit.") or name.startswith("vit.head") or "tape_mlp" in name)

@@ -1,4 +1,4 @@
-"""Run folders and config files may come from someone else: what they name is read from this disk, and nothing more."""
+"""Restrictions on run folders and config files that may come from someone else: only local files are read."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from adatape.config import Experiment, ImageModel, Images, UntrustedImageModel, 
 
 
 def untrusted(experiment: Experiment, said: Collection[str] = ()) -> Experiment:
-    """The experiment of a file, which may fetch only what a field that was `said` on the command line names.
+    """Marks a file's experiment so that it may download only what fields in `said`, given on the command line, name.
 
-    Shards lie at a path that may be a URL, other sets may be downloaded, and models begin from weights elsewhere.
+    Downloads are shards at a URL in data.path, data.download for other sets, and model.pretrained.
     """
     data, model = experiment.data, experiment.model
     if isinstance(data, Images) and not _covers(said, "data.path" if data.source == "shards" else "data.download"):
@@ -25,15 +25,15 @@ def untrusted(experiment: Experiment, said: Collection[str] = ()) -> Experiment:
 
 
 def check_links(folder: Path) -> None:
-    """Refuses a run folder with a link that leads out of it: weights would be read, or logs written, elsewhere."""
+    """Refuses a run folder with a link that leads out of it, through which other files could be read or written."""
     home = Path(os.path.realpath(folder))
     for place, folders, files in os.walk(folder):
         for path in (Path(place) / name for name in sorted(folders + files)):
             target = Path(os.path.realpath(path))
             if path.is_symlink() and not target.is_relative_to(home):
                 raise ValueError(
-                    f"{path} links to {target}, which lies outside the run folder; "
-                    "put the file itself there, or say --trust where the run is your own"
+                    f"{path} links to {target}, which is outside the run folder; "
+                    "replace the link by the file, or give --trust if the run is your own"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Files of weights: safetensors that carry a SHA-256 of their tensors and name the experiment that made them."""
+"""Weights files: safetensors with a SHA-256 of their tensors and the identity of their experiment as metadata."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from adatape.train.files import whole
 
-STAMP = "adatape"  # the only key of a run's metadata: safetensors writes several in no fixed order
-FORMAT = "format"  # of other programs' metadata, and of a release
+STAMP = "adatape"  # the only metadata key of a run, since safetensors writes several in no fixed order
+FORMAT = "format"  # metadata key of other programs, and of a release
 UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, MemoryError, OverflowError)
 
 
 def write_weights(path: Path, weights: dict[str, Tensor], experiment: dict[str, Any] | None = None) -> None:
-    """`experiment` is the identity of the one that made them."""
+    """Writes weights and their stamp; `experiment` is the identity of the experiment that made them."""
     path.parent.mkdir(exist_ok=True)
     kept = {name: value.contiguous() for name, value in weights.items()}
     with whole(path) as partial:
@@ -30,9 +30,9 @@ def write_weights(path: Path, weights: dict[str, Tensor], experiment: dict[str, 
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors by name from a safetensors file; anything else is refused, and a pickle is never opened.
+    """Reads a safetensors file; other formats are refused, and pickles are never loaded.
 
-    So are tensors that do not match the SHA-256 beside them, where there is one, and values that are not finite.
+    Tensors that do not match the stored SHA-256, if there is one, and non-finite values are refused too.
     """
     path = Path(path)
     with path.open("rb") as file:
@@ -42,10 +42,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except UNREADABLE as error:
         if start[:1] == b"\x80" or start == b"PK" or path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl"):
             raise ValueError(
-                f"{path} looks like a pickle, which could execute code; where you trust it, convert it once: "
+                f"{path} looks like a pickle, which could execute code; if you trust it, convert it once: "
                 f"safetensors.torch.save_file(torch.load('{path.name}', weights_only=True), 'model.safetensors')"
             ) from error
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
     stamped = read_stamp(path)
     if stamped is not None:
         _check_digest(path, weights, stamped)
@@ -54,13 +54,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def stamp(weights: dict[str, Tensor], experiment: dict[str, Any] | None = None) -> dict[str, str]:
-    """Metadata of a safetensors file that holds these weights."""
+    """The metadata of a safetensors file with these weights."""
     made_by = {} if experiment is None else {"experiment": experiment}
     return {STAMP: json.dumps({"sha256": digest(weights, experiment), **made_by}, sort_keys=True)}
 
 
 def read_stamp(path: Path) -> dict[str, Any] | None:
-    """The SHA-256 and the experiment's identity that a file carries; None where it is of another program's making."""
+    """The SHA-256 and experiment identity stored in a file; None for files of other programs."""
     metadata = _metadata(path)
     if STAMP not in metadata:
         return None
@@ -71,14 +71,14 @@ def read_stamp(path: Path) -> dict[str, Any] | None:
 
 
 def expect_stamp(path: Path) -> dict[str, Any]:
-    """The stamp of a run's own weights; older ones have none, which is said once."""
+    """The stamp of a run's weights; older files have none, for which it warns once."""
     stamped = read_stamp(path)
     if stamped is not None:
         return stamped
     strange = set(_metadata(path)) - {FORMAT}
     if strange:
-        raise ValueError(f"{path} has metadata under {', '.join(sorted(strange))}; a run writes {STAMP} alone")
-    _say_once(f"{path} carries no SHA-256 of its weights, so damage to them would not show")
+        raise ValueError(f"{path} has metadata under {', '.join(sorted(strange))}; a run writes {STAMP} only")
+    _say_once(f"{path} has no SHA-256 of its weights, so damage cannot be detected")
     return {}
 
 
@@ -87,11 +87,11 @@ def _metadata(path: Path) -> dict[str, str]:
         with safe_open(path, "pt") as file:
             return file.metadata() or {}
     except UNREADABLE as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
 
 
 def digest(weights: dict[str, Tensor], experiment: dict[str, Any] | None = None) -> str:
-    """Of names, types, shapes and every byte, and of the identity that lies beside them."""
+    """The SHA-256 of names, dtypes, shapes and all bytes of the weights, and of the experiment's identity."""
     found = hashlib.sha256(json.dumps(experiment, sort_keys=True).encode())
     for name in sorted(weights):
         value = weights[name].detach().cpu().contiguous()
@@ -103,7 +103,7 @@ def digest(weights: dict[str, Tensor], experiment: dict[str, Any] | None = None)
 def _check_digest(path: Path, weights: dict[str, Tensor], stamped: dict[str, Any]) -> None:
     found, wanted = digest(weights, stamped.get("experiment")), str(stamped.get("sha256"))
     if found != wanted:
-        raise ValueError(f"{path} is damaged: its weights have SHA-256 {found[:12]}…; its metadata says {wanted[:12]}…")
+        raise ValueError(f"{path} is damaged: its weights have SHA-256 {found[:12]}…; its metadata has {wanted[:12]}…")
 
 
 def _check_finite(path: Path, weights: dict[str, Tensor]) -> None:
@@ -111,7 +111,7 @@ def _check_finite(path: Path, weights: dict[str, Tensor]) -> None:
         value = weights[name]
         bad = int((~(value.float() if value.dtype.itemsize == 1 else value).isfinite()).sum())
         if bad:
-            raise ValueError(f"{path} has weights that are not finite: {bad} of {value.numel()} values in {name}")
+            raise ValueError(f"{path} has non-finite weights: {bad} of {value.numel()} values in {name}")
 
 
 @functools.cache

@@ -1,0 +1,120 @@
+"""What was typed, as a verb that is ready to be called; what the parser refuses is one line."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from adatape.config import Experiment
+from adatape.recipes import RECIPES
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Run the experiment of a config.json again, into a new folder."""
+
+    config: tyro.conf.Positional[Path]
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run from its newest good checkpoint."""
+
+    folder: tyro.conf.Positional[Path]
+
+
+def _deferred(recipe: Callable[..., Experiment]) -> Callable[..., Callable[[], Experiment]]:
+    """The recipe with its options, yet to be called: what it refuses is then our error to print, not the parser's."""
+
+    @functools.wraps(recipe)
+    def choose(*args: Any, **kwargs: Any) -> Callable[[], Experiment]:
+        return functools.partial(recipe, *args, **kwargs)
+
+    return choose
+
+
+def recipe_choice() -> Any:
+    choice: Any = Replay | Resume
+    for name, recipe in RECIPES.items():
+        choice = choice | Annotated[Experiment, tyro.conf.subcommand(name, constructor=_deferred(recipe))]
+    return choice
+
+
+def parsed(verbs: Mapping[str, Callable[..., None]], given: list[str]) -> Callable[[], None]:
+    """The verb with its options, yet to be called; what the parser refuses is one line."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            chosen: Callable[[], None] = tyro.extras.subcommand_cli_from_dict(
+                {name: _checked(verb) for name, verb in verbs.items()},
+                prog="adatape",
+                description="Transformers whose computation adapts to each input.",
+                args=_with_kind(given),
+                config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.CascadeSubcommandArgs),
+            )
+    except SystemExit as stop:
+        if stop.code:
+            raise ValueError(_refusal(said.getvalue())) from stop
+        raise
+    return chosen
+
+
+def _checked(verb: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """The verb, to be called once its options are within their limits."""
+
+    @functools.wraps(verb)
+    def choose(*args: Any, **kwargs: Any) -> Callable[[], None]:
+        from adatape.validation import call_checked
+
+        return functools.partial(call_checked, verb, *args, **kwargs)
+
+    return choose
+
+
+def _refusal(box: str) -> str:
+    """What the parser says in a box: the first section, and of the others an option that may have been meant."""
+    sections: list[list[str]] = [[]]
+    for line in box.strip().splitlines()[1:]:  # the first has the title
+        text = line.strip("│╰╯─ ")
+        if text.strip("-"):
+            sections[-1].append(text)
+        elif set(line) & set("─-") and sections[-1]:
+            sections.append([])
+    words = (" ".join(sections[0]) or " ".join(box.split())).partition(" Got errors:")[0].rstrip(".")
+    near = next((text.split()[0] for section in sections[1:] for text in section if text.startswith("--")), None)
+    return f"{words}{f'; perhaps {near} was meant' if near and near not in words else ''}; --help lists what there is"
+
+
+def _with_kind(given: list[str]) -> list[str]:
+    """A path needs no word that says what it is."""
+    if given[:1] in (["train"], ["sweep"]) and len(given) > 1:
+        if given[1].endswith(".json"):
+            return [given[0], "replay", *given[1:]]
+        if given[1] not in RECIPES and Path(given[1]).is_dir():
+            return [given[0], "resume", *given[1:]]
+    return given
+
+
+def numbers(name: str, text: str, kind: type[Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"{name} is {text!r}; it must be numbers with commas between") from error
+
+
+def source_of(what: Any) -> Experiment | Path:
+    """The experiment of a recipe, its options checked; or the file or folder that was named."""
+    if callable(what):
+        from adatape.validation import call_checked
+
+        experiment: Experiment = call_checked(what.func, *what.args, **what.keywords)
+        return experiment
+    path: Path = what.folder if isinstance(what, Resume) else what.config
+    return path

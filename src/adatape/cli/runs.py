@@ -1,0 +1,232 @@
+"""Verbs that make runs, and verbs that take a run's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from adatape.cli.options import Device, Json, RunFolder, Trust, show, with_bars
+from adatape.cli.parsing import numbers, recipe_choice, source_of
+from adatape.config import Count, NotNegative, Quantity, Seed, Width
+
+
+def demo(out: Path = Path("runs/demo"), seed: Seed = 0, json: Json = False) -> None:
+    """Train AdaTape and a plain Transformer on parity side by side, and draw what happened.
+
+    Args:
+        out: folder for the picture and the numbers; written anew each time
+        seed: seed of weights and data
+    """
+    from adatape.report.demo import write_demo
+    from adatape.report.tables import demo_table
+
+    show(with_bars(write_demo, out, seed), demo_table, json)
+
+
+def train(
+    what: recipe_choice(),  # type: ignore[valid-type]
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    out: Path | None = None,
+    resume: bool = False,
+    device: Device = "auto",
+    trust: Trust = False,
+    json: Json = False,
+) -> None:
+    """Run a recipe, or the config.json of a run; a run folder goes on where it was stopped.
+
+    Args:
+        what: the recipe, a config.json, or a run folder
+        set: field=value, as in optimizer.clip=2.0 or data.augment.mixup=0.5; give it once for each field
+        out: run folder; default runs/RECIPE-N
+        resume: go on if the run folder exists already, as a job that is queued again should
+    """
+    from adatape.report.tables import trained_table
+    from adatape.train.launch import train_to_folder
+
+    show(with_bars(train_to_folder, source_of(what), out, device, set, resume, trust), trained_table, json)
+
+
+def sweep(
+    what: recipe_choice(),  # type: ignore[valid-type]
+    over: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    out: Path | None = None,
+    device: Device = "auto",
+    trust: Trust = False,
+    json: Json = False,
+) -> None:
+    """Run a recipe for every combination of some fields, and tabulate the results.
+
+    Args:
+        what: the recipe, or a config.json
+        over: field=value,value, as in reader.norm_scale=0.3,1.0 or seed=0,1,2; give it once for each field
+        out: folder of the runs; default runs/RECIPE-sweep-N
+    """
+    from adatape.report.tables import swept_table
+    from adatape.train.launch import sweep_to_folder
+
+    show(with_bars(sweep_to_folder, source_of(what), over, out, device, trust), swept_table, json)
+
+
+def evaluate(
+    run: RunFolder,
+    length: Width | None = None,
+    budgets: str | None = None,
+    device: Device = "auto",
+    trust: Trust = False,
+    json: Json = False,
+) -> None:
+    """Score a finished run on the fixed test set; with budgets, at each of them, with a picture.
+
+    Args:
+        length: sequence length, if other than trained
+        budgets: steps with commas, as in 0,1,2,4,8
+    """
+    from adatape.report.tables import budgets_table, evaluated_table
+    from adatape.train.launch import evaluate_run
+
+    if budgets is None:
+        show(evaluate_run(run, length, device, trust), evaluated_table, json)
+        return
+    if length is not None:
+        raise ValueError(f"length is {length} and budgets {budgets}; give one of them")
+    from adatape.report.budgets import write_budgets
+
+    steps = numbers("budgets", budgets, int)
+    show(with_bars(write_budgets, run, steps, device, trust=trust), budgets_table, json)
+
+
+def budget(
+    run: RunFolder,
+    latency: str | None = None,
+    gflops: NotNegative | None = None,
+    accuracy: str | None = None,
+    device: Device = "auto",
+    trust: Trust = False,
+    json: Json = False,
+) -> None:
+    """Find the cheapest setting that meets a target on held-out data, and store it in the run's config.
+
+    Args:
+        latency: most time for one image, as in 12ms
+        gflops: most multiply-adds for one image on average, in billions
+        accuracy: how far below the best it may fall, as in 0.5pt-of-best
+    """
+    from adatape.report.tables import stored_budget_table
+    from adatape.train.budgets import store_budget
+
+    show(with_bars(store_budget, run, latency, gflops, accuracy, device, trust), stored_budget_table, json)
+
+
+def fewshot(
+    run: RunFolder,
+    on: str,
+    shots: str = "1,5,10,25",
+    seeds: str = "0,1,2",
+    l2: str = "1024",
+    device: Device = "auto",
+    trust: Trust = False,
+    json: Json = False,
+) -> None:
+    """Few-shot accuracy of a run's frozen features on another set, by ridge regression in closed form.
+
+    Args:
+        on: digits, SOURCE:PATH as in pets:data/pets, or a folder of arrays or of classes
+        shots: samples per class, with commas
+        seeds: random supports, with commas
+        l2: strengths of the ridge, with commas
+    """
+    from adatape.report.tables import fewshot_table
+    from adatape.train.fewshot import fewshot_run
+
+    whole = (numbers("shots", shots, int), numbers("seeds", seeds, int), numbers("l2", l2, float))
+    show(fewshot_run(run, on, *whole, device, trust), fewshot_table, json)
+
+
+def figures(
+    run: RunFolder, samples: Count = 2000, device: Device = "auto", trust: Trust = False, json: Json = False
+) -> None:
+    """Draw the paper's pictures from a run, into its folder.
+
+    Args:
+        samples: test samples to look at
+    """
+    from adatape.report.figures import write_figures
+    from adatape.report.tables import figures_table
+
+    show(with_bars(write_figures, run, device, samples, trust), figures_table, json)
+
+
+def report(
+    runs: tyro.conf.Positional[tuple[Path, ...]], out: Path = Path("runs/report.html"), json: Json = False
+) -> None:
+    """Write one page, complete in itself, about some runs.
+
+    Args:
+        runs: run folders
+        out: the page
+    """
+    from adatape.report.page import write_report
+    from adatape.report.tables import report_table
+
+    show(write_report(runs, out), report_table, json)
+
+
+def export(
+    run: RunFolder,
+    to: Literal["onnx", "torch"] = "onnx",
+    out: Path | None = None,
+    trust: Trust = False,
+    json: Json = False,
+) -> None:
+    """Export a finished run's model with dynamic batch and tape length.
+
+    Args:
+        to: an ONNX file, or a program of torch.export
+        out: the file; default in the run folder
+    """
+    from adatape.export import write_export
+    from adatape.report.tables import export_table
+
+    show(write_export(run, to, out, trust), export_table, json)
+
+
+def release(run: RunFolder, to: Path, trust: Trust = False, json: Json = False) -> None:
+    """Write a finished run's weights, config and model card in timm's hub format.
+
+    Args:
+        to: an empty or new folder
+    """
+    from adatape.report.tables import released_table
+    from adatape.train.release import release_to_folder
+
+    show(release_to_folder(run, to, trust), released_table, json)
+
+
+def serve(
+    run: tyro.conf.Positional[Path | None] = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token_file: Path | None = None,
+    allow_host: tuple[str, ...] = (),
+    queue: Quantity = 256,
+    batch: Quantity = 32,
+    device: Device = "auto",
+    trust: Trust = False,
+) -> None:
+    """Answer over HTTP, with the explorer at /; without a run, a small model of digits that comes along.
+
+    Args:
+        run: a run folder
+        host: address to bind to; others than loopback need a token
+        port: port to bind to
+        token_file: file with the bearer token that requests must carry; without one, ADATAPE_TOKEN of the environment
+        allow_host: further names by which clients may call the server, as in the Host header
+        queue: images that may wait before more are refused; one client may have half of them
+        batch: most images per forward pass
+    """
+    from adatape.report.serve import serve as start
+    from adatape.serve.server import read_token
+
+    start(run, host, port, read_token(token_file), queue, batch, device, allow_host, trust)

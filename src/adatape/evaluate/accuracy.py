@@ -1,0 +1,94 @@
+"""Accuracy, loss, sequence length and cost over a fixed set."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adatape.evaluate.cost import input_tokens
+from adatape.models.adaptive import Adaptive
+from adatape.records import Output
+
+
+class Score(NamedTuple):
+    accuracy: float
+    loss: float
+    length_mean: float  # of the tape
+    length_var: float
+    lengths: list[int]  # how many samples read 0, 1, 2, … tokens
+    sequence_mean: float  # input and tape together
+    sequence_max: int
+    gflops_mean: float | None = None  # what samples really cost; None when not asked for
+    gflops_p50: float | None = None
+    gflops_p95: float | None = None
+    logits_sha256: str | None = None  # of all samples' float32 logits, in their order; None when not asked for
+
+
+RIGHT, LOSS, LENGTH, MACS = range(4)
+DIGEST = hashlib.sha256().digest_size
+
+
+def score(
+    model: Adaptive,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    costs: bool = False,
+    digest: bool = False,
+    gather: Callable[[Tensor], Tensor] = lambda rows: rows,
+    forward: Callable[..., Any] | None = None,
+) -> Score:
+    """One pass in eval mode; the model is left in the mode it was in. `gather` brings other processes' rows."""
+    was_training = model.training
+    model.eval()
+    every, hashes = [torch.empty(0, MACS + 1, dtype=torch.float64)], [torch.empty(0, DIGEST, dtype=torch.uint8)]
+    try:
+        for x, label in batches:
+            rows, logits = _rows(model, forward or model, x, label, costs)
+            every.append(rows)
+            hashes.extend([_hashes(logits)] if digest else [])
+    finally:
+        model.train(was_training)
+    rows = gather(torch.cat(every))
+    length = rows[:, LENGTH].long()
+    inputs = input_tokens(model.vit)
+    gflops = rows[:, MACS] / 1e9
+    return Score(
+        accuracy=float(rows[:, RIGHT].mean()),
+        loss=float(rows[:, LOSS].mean()),
+        length_mean=float(rows[:, LENGTH].mean()),
+        length_var=float(rows[:, LENGTH].var(correction=0)),
+        lengths=torch.bincount(length).tolist(),
+        sequence_mean=float(inputs + rows[:, LENGTH].mean()),
+        sequence_max=int(inputs + length.max()),
+        gflops_mean=float(gflops.mean()) if costs else None,
+        gflops_p50=float(gflops.quantile(0.5)) if costs else None,
+        gflops_p95=float(gflops.quantile(0.95)) if costs else None,
+        logits_sha256=_sha256(gather(torch.cat(hashes))) if digest else None,
+    )
+
+
+@torch.no_grad()
+def _rows(model: Adaptive, forward: Callable[..., Any], x: Tensor, label: Tensor, costs: bool) -> tuple[Tensor, Tensor]:
+    """(b, 4) float64 on the CPU: right, loss, tape length, multiply-adds; and the logits."""
+    output: Output = forward(x, output=True)
+    logits = output.logits.float()
+    right = (logits.argmax(-1) == label).double()
+    loss = F.cross_entropy(logits, label, reduction="none").double()
+    length = torch.zeros_like(right) if output.tape is None else output.tape.length.double()
+    macs = model.spent_macs(output).double() if costs else torch.zeros_like(right)
+    return torch.stack([column.cpu() for column in (right, loss, length, macs)], 1), logits
+
+
+def _hashes(logits: Tensor) -> Tensor:
+    """(b, 32): each sample's own, so that processes need not send each other the logits of all classes."""
+    rows = [hashlib.sha256(row).digest() for row in logits.cpu().contiguous().numpy()]
+    return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, DIGEST)
+
+
+def _sha256(hashes: Tensor) -> str:
+    return hashlib.sha256(hashes.numpy().tobytes()).hexdigest()

@@ -1,0 +1,112 @@
+"""The paper's figures for systems like ours, where it has any."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import timm
+import torch
+
+from adatape.config import Experiment, ImageModel
+from adatape.evaluate.cost import cost, total
+from adatape.evaluate.paper import ROWS, Row
+
+# The paper's table of ImageNet-1K from scratch, top-1 in per cent.
+IMAGENET = {
+    "ViT-Ti/16": 58.7,
+    "PlainViT-Ti/16": 73.0,
+    "U2T-Ti/16": 70.2,
+    "A-ViT-Ti/16": 73.2,
+    "AdaTape-Ti/16": 73.6,
+    "ViT-S/16": 75.2,
+    "PlainViT-S/16": 79.2,
+    "U2T-S/16": 74.5,
+    "A-ViT-S/16": 77.0,
+    "AdaTape-S/16": 79.5,
+    "PlainViT-B/16": 79.5,
+    "AdaTape-B/16": 80.8,
+}
+PARITY = {
+    "adatape": "much better than the baselines",
+    "transformer": "at the level of random guessing",
+    "ut": "at the level of random guessing",
+}
+SHAPE = {"embed_dim", "depth", "num_heads", "patch_size"}
+SIZE = 224
+
+
+class PaperCost(NamedTuple):
+    """A system of the paper and the same model here."""
+
+    label: str
+    parameters: float  # millions
+    paper_parameters: float | None
+    gflops: float
+    paper_gflops: float | None
+    note: str
+
+
+def same_system(experiment: Experiment) -> Row | None:
+    """The paper's row for a run whose model is that row's, at its size of image."""
+    model, data = experiment.model, experiment.data
+    if not isinstance(model, ImageModel) or data.image_size != SIZE or model.wrap:
+        return None
+    if SHAPE & set(model.options) - ({"patch_size"} if _keeps_patch(model) else set()):
+        return None
+    kind = {name: model.options.get(name) for name in ("bank", "tape_ffn") if model.options.get(name)}
+    for row in ROWS:
+        theirs = {"bank": "input", "tape_ffn": "append", **row.options}
+        if row.model == model.name and all(theirs.get(name) == value for name, value in kind.items()):
+            return row
+    return None
+
+
+def paper_accuracy(experiment: Experiment) -> str:
+    """The paper's figure for a run's accuracy, in words where it prints none; empty where it has nothing like it."""
+    if experiment.data.source == "parity":
+        return PARITY.get(system_of(experiment), "")
+    row = same_system(experiment) if experiment.data.source == "imagenet" else None
+    return f"{IMAGENET[row.label]:.1f} %" if row and row.label in IMAGENET else ""
+
+
+def paper_costs(experiments: list[Experiment]) -> list[PaperCost]:
+    """The paper's counts and ours for every system of the families among these runs."""
+    models = [each.model.name for each in experiments if isinstance(each.model, ImageModel)]
+    families = {name.split("_")[0] for name in models}
+    return [_paper_cost(row.label) for row in ROWS if row.model.split("_")[0] in families]
+
+
+def system_of(experiment: Experiment) -> str:
+    """A run's system by the name its recipe gave it, as far as its settings tell."""
+    model = experiment.model
+    if isinstance(model, ImageModel):
+        family = model.name.split("_")[0]
+        learns = (model.wrap or model.options).get("bank") == "learn"
+        return f"{'wrapped ' if model.wrap is not None else ''}{family}{'-learn' if learns else ''}"
+    if model.reading is None:
+        return "transformer" if model.universal is None else "ut"
+    if model.reading.merged == 1:
+        return "singles"
+    return {"highest": "adatape"}.get(model.reading.choose, model.reading.choose)
+
+
+def shape_of(experiment: Experiment) -> str:
+    """The model's name and what its recipe changed of it."""
+    model = experiment.model
+    if isinstance(model, ImageModel):
+        given = ", ".join(f"{name}={value}" for name, value in {**model.options, **(model.wrap or {})}.items())
+        return f"{model.name}({given})"
+    return f"width {model.width}, depth {model.depth}, N = {experiment.data.sequence_length or 0}"
+
+
+def _keeps_patch(model: ImageModel) -> bool:
+    return f"patch{model.options.get('patch_size')}_" in model.name
+
+
+@functools.cache  # building the models takes seconds
+def _paper_cost(label: str) -> PaperCost:
+    row = next(row for row in ROWS if row.label == label)
+    with torch.device("meta"):
+        whole = total(cost(timm.create_model(row.model, **row.options)))
+    return PaperCost(row.label, whole.parameters / 1e6, row.parameters, whole.macs / 1e9, row.gflops, row.note)

@@ -1,0 +1,37 @@
+"""What a verb returns: plain values, which a notebook reads and the command line prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adatape.validation import finite
+
+
+@dataclass(frozen=True)
+class Result:
+    """Base class of results; `to_json` is what `--json` prints."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {field.name: to_plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    def to_json(self) -> str:
+        return json.dumps(finite(self.as_dict()), allow_nan=False)
+
+
+def to_plain(value: Any) -> Any:
+    """Dictionaries, lists, text and numbers in place of records, tuples and paths."""
+    if isinstance(value, Result):
+        return value.as_dict()
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return to_plain(value._asdict())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_plain(dataclasses.asdict(value))
+    if isinstance(value, dict):
+        return {key: to_plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value

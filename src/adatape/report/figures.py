@@ -1,0 +1,229 @@
+"""The pictures of a finished run, and the demo's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+
+from adatape.banks import InputBank, LearnedBank
+from adatape.config import Experiment, ImageModel
+from adatape.data.parity import Sequences, held_out_set
+from adatape.data.sets import LabelledSet, open_set
+from adatape.evaluate.accuracy import Score
+from adatape.evaluate.device import pick_device
+from adatape.evaluate.progress import SILENT, Progress, told
+from adatape.evaluate.reading import Reads, collect, inputs_at, spread_batches, taken_counts, telling_sequence
+from adatape.evaluate.result import Result
+from adatape.models.adaptive import Adaptive
+from adatape.report.gallery import COLUMNS, ROWS, Grid, draw_gallery, easiest_first, varied
+from adatape.report.pictures.budgets import draw_budgets
+from adatape.report.pictures.parity import LONGEST, Points, draw_curves, draw_lengths, draw_reading
+from adatape.report.pictures.reading import draw_heatmap, draw_lengths_by_answer, draw_lengths_by_class, draw_long_tail
+from adatape.report.pictures.style import save
+from adatape.report.pictures.training import draw_training, known
+from adatape.train.folder import load_run
+from adatape.train.journal import METRICS, read_metrics
+from adatape.train.lock import writing
+
+FIGURES, BUDGETS = "figures", "budgets.json"
+TELLING = 64  # sequences among which one is chosen to be drawn
+
+
+class Finished(NamedTuple):
+    """A finished run with what its model read of the test set."""
+
+    folder: Path
+    experiment: Experiment
+    test: LabelledSet
+    model: Adaptive
+    device: torch.device
+    samples: int
+    reads: Reads
+    lines: list[dict[str, Any]]
+
+    @property
+    def out(self) -> Path:
+        return self.folder / FIGURES
+
+    def batches(self) -> Iterator[Any]:
+        return spread_batches(self.experiment, self.samples, self.device)
+
+    @property
+    def has_tape(self) -> bool:
+        return self.reads.taken.shape[1] > 0
+
+
+@dataclass(frozen=True)
+class FiguresResult(Result):
+    run: Path
+    out: Path
+    figures: dict[str, Path]
+    samples: int
+    """test samples that they show"""
+    metrics: Path
+    damaged_lines: int
+    """of the metrics, left out"""
+
+
+def write_figures(
+    folder: Path, device: str = "auto", samples: int = 2000, trust: bool = False, progress: Progress = SILENT
+) -> FiguresResult:
+    """Draws all that applies to a run into its figures/ folder."""
+    experiment, model = load_run(folder, trust=trust)
+    place = torch.device(pick_device(device))
+    reads = collect(model.to(place), spread_batches(experiment, samples, place))
+    metrics = read_metrics(folder / METRICS)
+    test = open_set(experiment.data, "test")
+    done = Finished(folder, experiment, test, model, place, samples, reads, metrics.lines)
+    with writing(folder):
+        paths = [path for draw in told(DRAWN, "figures", len(DRAWN), progress) for path in draw(done)]
+    drawn = {path.stem: path for path in paths}
+    return FiguresResult(folder, done.out, drawn, len(reads.label), folder / METRICS, len(metrics.damaged))
+
+
+def _those(path: Path | None) -> list[Path]:
+    return [] if path is None else [path]
+
+
+def _training(run: Finished) -> list[Path]:
+    title = f"{run.experiment.recipe}, {model_name(run.experiment)}"
+    return _those(draw_training(run.out / "training.png", run.lines, title))
+
+
+def _parity(run: Finished) -> list[Path]:
+    length, reading = run.experiment.data.sequence_length, getattr(getattr(run.model, "reader", None), "reading", None)
+    if length is None or length > LONGEST or reading is None or reading.merged != 2:
+        return []
+    lines = [line for line in run.lines if line.get("kind", "validation") == "validation"]
+    curve = [(line["step"], line["accuracy"]) for line in lines if known(line, "accuracy")]
+    told = telling_sequence(run.model, Sequences(*(each.to(run.device) for each in held_out_set(length, TELLING))))
+    lengths = torch.bincount(run.reads.length).tolist()
+    return [_draw_parity(run.out / "parity.png", {"adatape": curve}, lengths, *told)]
+
+
+def _heatmap(run: Finished) -> list[Path]:
+    bank = getattr(run.model, "bank", None)
+    if not isinstance(bank, InputBank) or not run.has_tape:
+        return []
+    counts = taken_counts(run.reads, bank.size).numpy()
+    shape = (run.out / "heatmap.png", counts, tuple(bank.h1.grid_size), len(run.reads.label), bank.patch)
+    return [draw_heatmap(*shape)]
+
+
+def _long_tail(run: Finished) -> list[Path]:
+    bank = getattr(run.model, "bank", None)
+    if not isinstance(bank, InputBank | LearnedBank) or not run.has_tape:
+        return []
+    counts = taken_counts(run.reads, bank.size).sum(0).numpy()
+    learned = isinstance(bank, LearnedBank)
+    return [draw_long_tail(run.out / "long_tail.png", counts, len(run.reads.label), learned)]
+
+
+def _lengths(run: Finished) -> list[Path]:
+    if not run.has_tape:
+        return []
+    reads = run.reads
+    return [draw_lengths_by_answer(run.out / "lengths.png", reads.length.numpy(), reads.right.numpy())]
+
+
+def _lengths_by_class(run: Finished) -> list[Path]:
+    if not run.has_tape or not run.test.of_images:
+        return []
+    names, reads = run.test.names, run.reads
+    return [draw_lengths_by_class(run.out / "lengths_by_class.png", reads.length.numpy(), reads.label.numpy(), names)]
+
+
+def _galleries(run: Finished) -> list[Path]:
+    if not run.test.of_images:
+        return []
+    bank, reads = getattr(run.model, "bank", None), run.reads
+    grid = Grid(*bank.h1.grid_size) if isinstance(bank, InputBank) and run.has_tape else None
+    order, names = easiest_first(reads), run.test.names
+    mistakes = [place for place in order[::-1] if not reads.right[place]]
+    least, most = _extremes(run)
+    chosen = {
+        name: (title, varied(places, reads.label, COLUMNS * ROWS))
+        for name, title, places in (
+            ("easy", f"Easy: {least}", order),
+            ("hard", f"Hard: {most}", order[::-1]),
+            ("mistakes", f"Mistakes, true class → answer: {len(mistakes):,} of {len(order):,}", mistakes),
+        )
+    }
+    images = inputs_at(run.batches(), {place for _, places in chosen.values() for place in places})
+    order_note = "; numbers: reading order" if grid else ""
+    return [
+        draw_gallery(run.out / f"{name}.png", f"{title}{order_note}", places, images, reads, names, grid)
+        for name, (title, places) in chosen.items()
+        if places
+    ]
+
+
+def _extremes(run: Finished) -> tuple[str, str]:
+    if run.has_tape:
+        return "shortest tapes", "longest tapes"
+    adapts = bool((run.reads.macs != run.reads.macs[0]).any())
+    return ("least work", "most work") if adapts else ("surest answers", "least sure answers")
+
+
+def _quality(run: Finished) -> list[Path]:
+    return _those(draw_budgets(run.out / "quality.png", budget_rows(run.out / BUDGETS)))
+
+
+DRAWN: tuple[Callable[[Finished], list[Path]], ...] = (
+    _training,
+    _parity,
+    _heatmap,
+    _long_tail,
+    _lengths,
+    _lengths_by_class,
+    _galleries,
+    _quality,
+)
+
+
+def budget_rows(path: Path) -> list[dict[str, Any]]:
+    """The measurements of `adatape eval --budgets`, as a list or as `rows`; none where there is no such file."""
+    if not path.is_file():
+        return []
+    try:
+        found = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    rows = found.get("rows", []) if isinstance(found, dict) else found
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def model_name(experiment: Experiment) -> str:
+    model = experiment.model
+    if isinstance(model, ImageModel):
+        return model.name
+    return "adatape" if model.reading else "ut" if model.universal else "transformer"
+
+
+def draw_demo(
+    path: Path,
+    curves: Mapping[Any, Sequence[tuple[int, Score]]],
+    lengths: Sequence[int],
+    symbols: Sequence[int],
+    pairs: Sequence[Sequence[int]],
+    weights: Sequence[Sequence[float]],
+    answer: int,
+) -> Path:
+    """Learning curves, tape lengths, and one sequence with its pairs as the reader took them."""
+    accuracy = {system: [(step, each.accuracy) for step, each in points] for system, points in curves.items()}
+    return _draw_parity(path, accuracy, lengths, symbols, pairs, weights, answer)
+
+
+def _draw_parity(path: Path, curves: Mapping[Any, Points], lengths: Sequence[int], *told: Any) -> Path:
+    figure = Figure(figsize=(11, 7.2), layout="constrained", facecolor="white")
+    grid = figure.add_gridspec(2, 3, height_ratios=(1, 1.25))
+    draw_curves(figure.add_subplot(grid[0, :2]), curves)
+    draw_lengths(figure.add_subplot(grid[0, 2]), lengths)
+    draw_reading(figure.add_subplot(grid[1, :]), *told)
+    return save(figure, path, 130)

@@ -1,0 +1,123 @@
+"""One model at many budgets, in one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from adatape.data.loaders import Labelled
+from adatape.evaluate.budget import Point, Rows
+from adatape.report.pictures.style import ALERT, BLUE, GREEN, INK, ORANGE, picture, tidy
+
+SHOWN = 6  # easy examples, and hard ones
+SYMBOLS = ListedColormap([BLUE, "#B8B8B8", ORANGE])
+
+
+class Example(NamedTuple):
+    x: Tensor
+    text: str
+    right: bool
+
+
+def examples_of(rows: Rows, batches: Iterable[Labelled]) -> tuple[list[Example], list[Example]]:
+    """Easy ones are right after a short tape, the surest first; hard ones wrong, or right after a long tape."""
+    order = sorted(range(len(rows.label)), key=lambda n: _hardness(rows, n))
+    easy = [n for n in order[:SHOWN] if rows.right[n]]
+    hard = [n for n in reversed(order[-SHOWN:]) if n not in easy]
+    wanted = _picked(batches, {*easy, *hard})
+    return [_example(rows, n, wanted[n]) for n in easy], [_example(rows, n, wanted[n]) for n in hard]
+
+
+def _hardness(rows: Rows, n: int) -> tuple[bool, int, float]:
+    return (not bool(rows.right[n]), int(rows.length[n]), -float(rows.confidence[n]))
+
+
+def _picked(batches: Iterable[Labelled], wanted: set[int]) -> dict[int, Tensor]:
+    found: dict[int, Tensor] = {}
+    start = 0
+    for x, _ in batches:
+        found |= {n: x[n - start].cpu() for n in wanted if start <= n < start + x.shape[0]}
+        start += x.shape[0]
+    return found
+
+
+def _example(rows: Rows, n: int, x: Tensor) -> Example:
+    label, answer, length = (int(column[n]) for column in (rows.label, rows.answer, rows.length))
+    said = f"{label}" if label == answer else f"{label}, said {answer}"
+    return Example(x, f"{said}\nreads {length}", label == answer)
+
+
+def draw_elastic(
+    path: Path, points: Sequence[Point], usual: Rows, examples: tuple[list[Example], list[Example]], unit: str
+) -> Path:
+    """Accuracy against work and against time, lengths at the trained budget, and what was easy and hard there."""
+    with picture(path, 9.0) as figure:
+        cells = figure.add_gridspec(4, 1, height_ratios=(2.4, 1.6, 1, 1))
+        top = cells[0].subgridspec(1, 2)
+        left = figure.add_subplot(top[0])
+        _draw_curve(left, points, {"": [each.gflops_mean for each in points]}, "GFLOPs, mean; numbers: budgets")
+        left.set(title="One model at several budgets", ylabel="accuracy (%)")
+        times = {
+            "alone" if size == 1 else f"{size} at once": [each.milliseconds[size] for each in points]
+            for size in points[0].milliseconds
+        }
+        _draw_curve(figure.add_subplot(top[1], sharey=left), points, times, "milliseconds per sample, measured")
+        _draw_lengths(figure.add_subplot(cells[1]), usual, unit)
+        for row, (name, each) in enumerate(zip(("easy", "hard"), examples, strict=True), 2):
+            _draw_examples(figure, cells[row].subgridspec(1, SHOWN), name, each)
+    return path
+
+
+def _draw_curve(axes: Axes, points: Sequence[Point], lines: dict[str, list[float]], label: str) -> None:
+    accuracy = [100 * each.accuracy for each in points]
+    for (name, cost), colour in zip(lines.items(), (GREEN, BLUE), strict=False):
+        axes.plot(cost, accuracy, color=colour, linewidth=2, marker="o", label=name)
+        for each, x, y in zip(points, cost, accuracy, strict=True):
+            axes.annotate(str(each.budget.steps), (x, y), (0, 7), textcoords="offset points", ha="center", color=INK)
+    if len(lines) > 1:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.legend(frameon=False)
+    axes.set_xlabel(label)
+    axes.margins(0.1, 0.15)
+    tidy(axes, "both")
+
+
+def _draw_lengths(axes: Axes, rows: Rows, label: str) -> None:
+    right, wrong = (
+        torch.bincount(rows.length[keep], minlength=int(rows.length.max()) + 1) for keep in (rows.right, ~rows.right)
+    )
+    axes.bar(range(len(right)), right.tolist(), color=GREEN, label="right")
+    axes.bar(range(len(wrong)), wrong.tolist(), bottom=right.tolist(), color=ALERT, label="wrong")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(title="At the trained budget", xlabel=label, ylabel="test samples")
+    axes.legend(frameon=False)
+    tidy(axes)
+
+
+def _draw_examples(figure: Figure, cells: Any, name: str, examples: Sequence[Example]) -> None:
+    for n in range(SHOWN):
+        axes = figure.add_subplot(cells[n])
+        axes.set(xticks=[], yticks=[])
+        axes.set_frame_on(False)
+        if n == 0:
+            axes.set_ylabel(name, rotation=0, ha="right", va="center", fontweight="bold")
+        if n < len(examples):
+            _draw_example(axes, examples[n])
+
+
+def _draw_example(axes: Axes, example: Example) -> None:
+    if example.x.dim() == 1:
+        axes.imshow(example.x[None], cmap=SYMBOLS, vmin=-1, vmax=1, aspect="auto")
+    else:
+        pixels = ((example.x + 1) / 2).clamp(0, 1).permute(1, 2, 0)
+        axes.imshow(pixels.expand(-1, -1, 3) if pixels.shape[2] == 1 else pixels)
+    axes.set_xlabel(example.text, color=INK if example.right else ALERT, fontsize=10)

@@ -1,0 +1,201 @@
+"""Finished runs read from their folders, seeds gathered, the paper's figures beside ours."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from adatape.config import Experiment, to_dict
+from adatape.evaluate.paper_comparison import paper_accuracy, paper_costs, same_system, shape_of, system_of
+from adatape.report.table import Table
+from adatape.train.folder import RESULT, load_config, load_result
+from adatape.train.trust import check_links
+from adatape.validation import read_object
+
+SAME = ("seed", "engine")  # what may differ between runs of one row
+Row = dict[str, Any]
+
+
+class Run(NamedTuple):
+    """A finished run as its folder tells it."""
+
+    folder: Path
+    experiment: Experiment
+    result: dict[str, Any]
+    env: dict[str, Any]
+
+
+class Figure(NamedTuple):
+    """A column of figures: how it is headed, scaled and written."""
+
+    head: str
+    scale: float
+    text: str
+
+
+COLUMNS = {
+    "accuracy": Figure("accuracy %", 100, ".2f"),
+    "loss": Figure("loss", 1, ".2g"),
+    "parameters": Figure("M param.", 1e-6, ".3f"),
+    "gflops": Figure("GFLOPs", 1, ".3g"),
+    "gflops_mean": Figure("… mean", 1, ".3g"),
+    "gflops_p95": Figure("… p95", 1, ".3g"),
+    "steps": Figure("steps", 1, ",.0f"),
+    "samples_per_second": Figure("samples/s", 1, ",.0f"),
+}
+HEADS = {name: column.head for name, column in COLUMNS.items()}
+ROUNDING = 1e-9  # of the mean: seeds whose figures differ by less have the same
+NOTE = (
+    "Accuracy and loss are on the test set. One multiply-add counts as 1 in GFLOPs: first what the budget allows, then "
+    "mean and 95th percentile over test samples. steps: of training; samples/s: meanwhile, evaluation included. tape: "
+    "tokens read, mean ± standard deviation over test samples. Where runs differ only by seed, the other figures are "
+    "mean ± standard deviation over seeds."
+)
+
+
+def read_runs(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
+    """Finished runs, those of sweeps and demos too, and why the other folders are none."""
+    runs, skipped = [], {}
+    for folder in dict.fromkeys(each for given in folders for each in _runs_in(given)):
+        try:
+            runs.append(_read(folder))
+        except (ValueError, OSError) as error:
+            skipped[folder] = str(error)
+    return runs, skipped
+
+
+def grouped(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs that differ only by seed together; recipes in order, the most accurate first."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        settings = {name: value for name, value in to_dict(run.experiment).items() if name not in SAME}
+        settings["model"].pop("budget", None)  # chosen after training; a result is of the trained one
+        found.setdefault(json.dumps(settings, sort_keys=True), []).append(run)
+    groups = [sorted(group, key=lambda run: run.experiment.seed) for group in found.values()]
+    return sorted(groups, key=lambda group: (group[0].experiment.recipe, -_mean(group, "accuracy")))
+
+
+def rows_of(groups: Sequence[Sequence[Run]]) -> list[Row]:
+    """Each group's figures as plain keys; spreads over seeds where there are several."""
+    firsts = [group[0].experiment for group in groups]
+    return [_row(group, name) for group, name in zip(groups, names(firsts), strict=True)]
+
+
+def _row(group: Sequence[Run], name: str) -> Row:
+    first = group[0].experiment
+    row: Row = {"recipe": first.recipe, "system": system_of(first), "name": name, "model": shape_of(first)}
+    for column in COLUMNS:
+        values = [value for run in group if isinstance(value := run.result.get(column), int | float)]
+        row[column] = statistics.fmean(values) if values else None
+        if len(values) > 1:
+            row[f"{column}_sd"] = statistics.stdev(values)
+    row |= {column: _mean(group, column) for column in ("length_mean", "length_var")}
+    return row | {"seeds": [run.experiment.seed for run in group], "runs": [str(run.folder) for run in group]}
+
+
+def names(experiments: Sequence[Experiment]) -> list[str]:
+    """Each one's system, and of those that share recipe and system what tells their models apart."""
+    alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for each in experiments:
+        alike.setdefault((each.recipe, system_of(each)), []).append(_settings(each))
+    return [
+        " ".join([system_of(each), *_apart(_settings(each), alike[each.recipe, system_of(each)])])
+        for each in experiments
+    ]
+
+
+def results_table(rows: Sequence[Row], heads: Mapping[str, str] = HEADS, notes: Sequence[str] = (NOTE,)) -> Table:
+    cells = [
+        [
+            row["recipe"],
+            row["name"],
+            *(written(row, name) for name in heads),
+            f"{row['length_mean']:.2f} ± {row['length_var'] ** 0.5:.2f}" if row["length_mean"] else "–",
+            ", ".join(map(str, row["seeds"])),
+        ]
+        for row in rows
+    ]
+    return Table(["recipe", "system", *heads.values(), "tape", "seeds"], cells, notes=notes, words=(0, 1))
+
+
+def paper_accuracy_table(groups: Sequence[Sequence[Run]], rows: Sequence[Row]) -> Table:
+    """The paper's words and figures for these runs."""
+    cells = [
+        [row["recipe"], row["system"], row["model"], written(row, "accuracy"), theirs]
+        for group, row in zip(groups, rows, strict=True)
+        if (theirs := paper_accuracy(group[0].experiment))
+    ]
+    note = (
+        "Where the paper trains the same system on the same task. Its parity result is a picture, told here in its "
+        "words, of 12 layers of width 192."
+    )
+    return Table(["recipe", "system", "model", "ours %", "paper"], cells, notes=[note], words=(0, 1, 2, 4))
+
+
+def paper_cost_table(groups: Sequence[Sequence[Run]]) -> Table:
+    """The paper's counts for the systems among these runs."""
+    experiments = [group[0].experiment for group in groups]
+    cells = [
+        [
+            row.label,
+            f"{row.parameters:.3f}",
+            "–" if row.paper_parameters is None else f"{row.paper_parameters:.1f}",
+            f"{row.gflops:.3f}",
+            "–" if row.paper_gflops is None else f"{row.paper_gflops:.3f}",
+            row.note,
+        ]
+        for row in paper_costs(experiments)
+    ]
+    same = sorted({row.label for each in experiments if (row := same_system(each))})
+    which = f"these have the paper's size: {', '.join(same)}" if same else "none has the paper's size"
+    note = f"The paper's models of these families as built here, at its sizes; of the runs above, {which}."
+    head = ["system of the paper", "M, ours", "M, paper", "GFLOPs bound, ours", "GFLOPs, paper", "note"]
+    return Table(head, cells, notes=[note], words=(0, 5))
+
+
+def written(row: Row, name: str) -> str:
+    mean, spread, column = row[name], row.get(f"{name}_sd", 0.0), COLUMNS[name]
+    if mean is None:
+        return "–"
+    text = format(column.scale * mean, column.text)
+    return f"{text} ± {column.scale * spread:{column.text}}" if spread > ROUNDING * abs(mean) else text
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The folder, or the runs that a sweep, the demo or a benchmark has put anywhere into it."""
+    if (folder / "config.json").is_file() or not folder.is_dir():
+        return [folder]
+    return sorted(path.parent for path in folder.rglob("config.json")) or [folder]
+
+
+def _read(folder: Path) -> Run:
+    if not folder.is_dir():
+        raise FileNotFoundError("is no folder")
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError("has no config.json, so it is no run")
+    check_links(folder)  # the page would hold pictures from elsewhere
+    experiment = load_config(folder / "config.json")
+    if not (folder / RESULT).is_file():
+        raise FileNotFoundError(f"has no {RESULT}: the run is not finished; `adatape train {folder}` goes on with it")
+    env = folder / "env.json"
+    return Run(folder, experiment, load_result(folder), read_object(env) if env.is_file() else {})
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    model = to_dict(experiment.model)
+    return {name: value for name, value in {**model, **model.get("options", {})}.items() if name != "options"}
+
+
+def _apart(mine: dict[str, Any], all_of_them: Sequence[dict[str, Any]]) -> list[str]:
+    return [
+        f"{name} {value}"
+        for name, value in mine.items()
+        if not isinstance(value, dict) and any(other.get(name) != value for other in all_of_them)
+    ]
+
+
+def _mean(group: Sequence[Run], name: str) -> float:
+    return statistics.fmean(run.result.get(name) or 0.0 for run in group)

@@ -1,0 +1,83 @@
+"""A table as plain values, rendered for a terminal, as Markdown and as HTML; each form escapes what cells hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from rich.table import Table as RichTable
+
+MARKDOWN = re.compile(r"[\\`*<>\[\]|&~]|(?<!\w)_|_(?!\w)")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of `words` are aligned to the left, the others, which hold figures, to the right."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    notes: Sequence[str] = ()
+    words: Sequence[int] = (0,)
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"a row has {len(row)} cells; the table has {len(self.columns)} columns")
+
+    def to_terminal(self) -> RichTable:
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(
+            title=Text(one_line(self.title), "table.title") if self.title else None, box=None, header_style="bold"
+        )
+        for n, name in enumerate(self.columns):
+            left = n in self.words
+            table.add_column(
+                Text(one_line(name)), justify="left" if left else "right", no_wrap=not left, overflow="fold"
+            )
+        for row in self.rows:
+            table.add_row(*(Text(one_line(cell)) for cell in row))
+        return table
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return str(self.to_html())
+
+    def to_markdown(self) -> str:
+        lines = [self.columns, ["---" if n in self.words else "--:" for n in range(len(self.columns))], *self.rows]
+        cells = [[cell if n == 1 else _markdown(cell) for cell in line] for n, line in enumerate(lines)]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
+        title = f"**{_markdown(self.title)}**" if self.title else ""
+        return "\n\n".join(part for part in (title, table, *map(_markdown, self.notes)) if part) + "\n"
+
+    def to_html(self) -> Markup:
+        """Notes stand above, where they stay put if the table scrolls sideways."""
+        from markupsafe import Markup
+
+        def line(tag: str, cells: Sequence[str]) -> Markup:
+            kinds = [Markup(' class="word"') if n in self.words else "" for n in range(len(cells))]
+            pairs = zip(kinds, map(one_line, cells), strict=True)
+            inside = Markup("").join(Markup(f"<{tag}{{}}>{{}}</{tag}>").format(*pair) for pair in pairs)
+            return Markup("<tr>{}</tr>").format(inside)
+
+        notes = Markup("").join(Markup('<p class="faint">{}</p>\n').format(note) for note in self.notes)
+        title = Markup("<caption>{}</caption>").format(one_line(self.title)) if self.title else ""
+        body = Markup("\n").join(line("td", row) for row in self.rows)
+        table = Markup("<table>{}<thead>{}</thead>\n<tbody>{}</tbody></table>")
+        table = table.format(title, line("th", self.columns), body)
+        return Markup('{}<div class="wide" tabindex="0">{}</div>').format(notes, table)
+
+
+def one_line(text: str) -> str:
+    """Without line breaks and control characters, which would break a row or command a terminal."""
+    return "".join(each if each.isprintable() else " " if each.isspace() else "�" for each in text)
+
+
+def _markdown(text: str) -> str:
+    return MARKDOWN.sub(lambda found: "\\" + found[0], one_line(text))

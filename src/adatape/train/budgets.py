@@ -1,0 +1,220 @@
+"""A finished run at several budgets, and a search for the one to use."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from adatape.config import Budget, Experiment, to_dict
+from adatape.data.batch import Part
+from adatape.data.loaders import Labelled
+from adatape.data.sets import open_set
+from adatape.evaluate.budget import (
+    COSTS,
+    Point,
+    Rows,
+    Target,
+    apply_budget,
+    choose,
+    frontier,
+    grid,
+    look,
+    milliseconds_per_image,
+    point,
+    range_of,
+    refusal,
+    scaled_budget,
+    target_of,
+    trained_budget,
+)
+from adatape.evaluate.device import pick_device
+from adatape.evaluate.progress import SILENT, Progress, told
+from adatape.evaluate.result import Result
+from adatape.models.adaptive import Adaptive
+from adatape.train.evaluate import test_batches
+from adatape.train.folder import load_config, load_run, with_budget, write
+from adatape.train.lock import writing
+
+LARGE_BATCH = 64
+SINGLES = 8  # samples that are timed one by one
+SEARCHED = 5000  # samples that a search looks at, at most
+Batches = Callable[[], Iterator[Labelled]]
+
+
+class HeldOut(NamedTuple):
+    """What a budget is chosen on, and what its accuracy is then reported on."""
+
+    chosen_on: Batches
+    reported_on: Batches
+    said: str
+
+
+class MeasuredBudgets(NamedTuple):
+    """A run's model at several budgets, and what it answers at the one it was trained for."""
+
+    experiment: Experiment
+    model: Adaptive
+    device: torch.device
+    points: list[Point]
+    usual: Rows
+    left_out: dict[int, str]
+
+
+@dataclass(frozen=True)
+class StoredBudget(Result):
+    """The budget that was chosen and stored."""
+
+    target: Target
+    chosen_on: str
+    budget: Budget
+    reported: dict[str, Any]
+    """figures on samples that it was not chosen on"""
+    chosen: dict[str, Any]
+    """figures on those that it was chosen on"""
+    frontier: list[dict[str, Any]]
+    settings: int
+    config: Path
+
+    def as_dict(self) -> dict[str, Any]:
+        values = super().as_dict()
+        reported = {name: value for name, value in values.pop("reported").items() if name not in values["budget"]}
+        return {**values, **reported, "accuracy_when_chosen": self.chosen["accuracy"]}
+
+
+def measure_budgets(
+    folder: Path, budgets: Sequence[int], device: str = "auto", trust: bool = False, progress: Progress = SILENT
+) -> MeasuredBudgets:
+    """Accuracy, length, work and time at each number of steps; those that the model cannot have are left out."""
+    experiment, model, place = _loaded(folder, device, trust)
+    x = _first(test_batches(experiment, None, place), LARGE_BATCH)
+    asked = [scaled_budget(model, steps) for steps in sorted(set(budgets))]
+    possible, left_out = _possible(model, asked, x)
+    with _warned_once(model, possible):
+        times = _times(model, possible, x, (1, x.shape[0]))
+        points = [
+            point(budget, _seen(model, budget, test_batches(experiment, None, place)), took)
+            for budget, took in told(zip(possible, times, strict=True), "budgets", len(possible), progress)
+        ]
+        usual = _seen(model, trained_budget(model), test_batches(experiment, None, place))
+    return MeasuredBudgets(experiment, model, place, points, usual, left_out)
+
+
+def store_budget(
+    folder: Path,
+    latency: str | None = None,
+    gflops: float | None = None,
+    accuracy: str | None = None,
+    device: str = "auto",
+    trust: bool = False,
+    progress: Progress = SILENT,
+) -> StoredBudget:
+    """Finds the cheapest budget that meets a target on held-out data, and stores it in the run's config.json."""
+    target, (experiment, model, place) = target_of(latency, gflops, accuracy), _loaded(folder, device, trust)
+    with writing(folder):
+        held = _held_out(experiment, place)
+        points = _searched(model, held, progress)
+        chosen = choose(points, target)
+        reported = point(chosen.budget, _seen(model, chosen.budget, held.reported_on()), chosen.milliseconds)
+        config = folder / "config.json"
+        write(config, to_dict(with_budget(load_config(config), chosen.budget)))
+    edge = [budget_row(each) for each in frontier(points, COSTS[target.name])]
+    rows = budget_row(reported), budget_row(chosen)
+    return StoredBudget(target, held.said, chosen.budget, *rows, edge, len(points), config)
+
+
+def _searched(model: Adaptive, held: HeldOut, progress: Progress) -> list[Point]:
+    settings = grid(model)
+    times = _times(model, settings, _first(held.chosen_on(), SINGLES), (1,))
+    return [
+        point(budget, _seen(model, budget, _limited(held.chosen_on())), took)
+        for budget, took in told(zip(settings, times, strict=True), "budgets", len(settings), progress)
+    ]
+
+
+def _loaded(folder: Path, device: str, trust: bool) -> tuple[Experiment, Adaptive, torch.device]:
+    place = torch.device(pick_device(device))
+    experiment, model = load_run(folder, stored_budget=False, trust=trust)
+    range_of(model)  # refuses a model without a budget
+    return experiment, model.to(place).eval(), place
+
+
+def _held_out(experiment: Experiment, place: torch.device) -> HeldOut:
+    valid, workers = open_set(experiment.data, "validation"), experiment.engine.workers
+    test: Batches = lambda: test_batches(experiment, None, place)  # noqa: E731
+    if valid.split == "validation":
+        said = "chosen on the validation set, accuracy reported on the test set"
+        return HeldOut(lambda: valid.scored(valid.at_once, Part(), place, workers), test, said)
+    said = "no validation split: chosen on every other test sample, accuracy reported on the others"
+    return HeldOut(lambda: _every_other(test(), 0), lambda: _every_other(test(), 1), said)
+
+
+def _every_other(batches: Iterable[Labelled], first: int) -> Iterator[Labelled]:
+    """Rows that stand at even places of the set, or at odd ones."""
+    seen = 0
+    for x, label in batches:
+        start = (first + seen) % 2
+        seen += label.shape[0]
+        yield Labelled(x[start::2], label[start::2])
+
+
+def _limited(batches: Iterable[Labelled]) -> Iterator[Labelled]:
+    left = SEARCHED
+    for x, label in batches:
+        yield Labelled(x[:left], label[:left])
+        left -= label.shape[0]
+        if left <= 0:
+            return
+
+
+def _first(batches: Iterable[Labelled], count: int) -> Tensor:
+    gathered: list[Tensor] = []
+    for x, _ in batches:
+        gathered.append(x)
+        if sum(map(len, gathered)) >= count:
+            break
+    return torch.cat(gathered)[:count]
+
+
+def _possible(model: Adaptive, asked: Sequence[Budget], x: Tensor) -> tuple[list[Budget], dict[int, str]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        reasons = {budget.steps: refusal(model, budget, x) for budget in asked}
+    left_out = {steps: reason for steps, reason in reasons.items() if reason is not None}
+    possible = [budget for budget in asked if budget.steps not in left_out]
+    if not possible:
+        raise ValueError(next(iter(left_out.values()), "budgets is empty; give numbers of steps with commas between"))
+    return possible, left_out
+
+
+@contextmanager
+def _warned_once(model: Adaptive, budgets: Sequence[Budget]) -> Iterator[None]:
+    """The furthest budget warns if it lies outside the trained range; the others then need not."""
+    furthest = max(budgets, key=lambda budget: budget.steps)
+    apply_budget(model, Budget(furthest.steps))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def _seen(model: Adaptive, budget: Budget, batches: Iterable[Labelled]) -> Rows:
+    apply_budget(model, budget)
+    return look(model, batches)
+
+
+def _times(model: Adaptive, budgets: Sequence[Budget], x: Tensor, sizes: Sequence[int]) -> list[dict[int, float]]:
+    """For each budget, milliseconds per image by the size of a batch."""
+    columns = [milliseconds_per_image(model, budgets, x[: SINGLES if size == 1 else size], size) for size in sizes]
+    return [dict(zip(sizes, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def budget_row(each: Point) -> dict[str, Any]:
+    figures = {name: value for name, value in each._asdict().items() if name not in ("budget", "milliseconds")}
+    times = {f"ms_batch{size}": value for size, value in each.milliseconds.items()}
+    return {**to_dict(each.budget), **figures, **times}
