@@ -13,14 +13,14 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.utils.flop_counter import FlopCounterMode
 
 import adatape
-from adatape.answers import OneLabel, SeveralLabels
 from adatape.config import Images
 from adatape.data.haystack import DIGIT, make_haystack
 from adatape.data.images import haystack_of, open_images
 from adatape.macs import total
 from adatape.models.making import WrapWindowsOptions
 from adatape.models.windows import WindowOptions, WindowTape
-from adatape.scan import Scan, cut_windows, highest_apart, scan_shape
+from adatape.windows.answers import OneLabel, SeveralLabels
+from adatape.windows.scan import Scan, cut_windows, highest_apart, scan_shape
 
 IMAGE = (96, 128)
 

@@ -7,7 +7,6 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 from timm.models.vision_transformer import VisionTransformer
 
-from adatape.answers import Labels
 from adatape.banks import Bank, InputBank, LearnedBank, NoBank
 from adatape.config import Choice, Ponder, ReaderName, Reading, TapeFFN, Update
 from adatape.encoder import TapeBlocksFrom
@@ -16,6 +15,7 @@ from adatape.models.adatape import AdaTape
 from adatape.models.join import QueryName, TapeJoin
 from adatape.models.registry import SIZES, register, split
 from adatape.models.windows import EncoderName, WindowOptions, WindowTape
+from adatape.windows.answers import Labels
 
 BankName = Literal["input", "learn"]
 WINDOW_FIELDS = [field.name for field in dataclasses.fields(WindowOptions)]

@@ -15,7 +15,6 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from adatape.answers import ANSWERS, Labels
 from adatape.config import Budget
 from adatape.keyed import keys_of, uniform
 from adatape.layout import append
@@ -24,8 +23,9 @@ from adatape.macs import Part, block_macs, linear_macs, parameter_count, total
 from adatape.models.adaptive import Adaptive, BudgetRange, Visit, Walk, macs_by_count, no_visit
 from adatape.ragged import hide_tail
 from adatape.records import Output, Places, Searched, Tape
-from adatape.scan import Scan, Scanned, cut_windows, highest_apart, scan_shape
-from adatape.window_encoders import WindowConvolutions, WindowHead
+from adatape.windows.answers import ANSWERS, Labels
+from adatape.windows.encoders import WindowConvolutions, WindowHead
+from adatape.windows.scan import Scan, Scanned, cut_windows, highest_apart, scan_shape
 
 EncoderName = Literal["vit", "convolutions"]
 RANDOM = 4  # windows at random places that training reads besides those that scores choose
