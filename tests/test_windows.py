@@ -210,7 +210,7 @@ def test_it_compiles_in_one_graph() -> None:
         ({"window": 200}, "window is 200; it must fit the image, 96 × 128"),
         ({"layer": 9}, "layer is 9"),
         ({"cell": 12}, "cell is 12"),
-        ({"steps": 40}, "steps is 40"),
+        ({"steps": 60}, "steps is 60"),
         ({"labels": "many"}, "labels is 'many'"),
     ],
 )

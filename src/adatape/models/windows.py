@@ -153,7 +153,8 @@ class WindowTape(Adaptive):
         explored = _random_cells(scanned.scores, RANDOM, key, 1)
         rank = torch.arange(self.most, 0, -1, device=wanted.device, dtype=wanted.dtype).expand_as(found)
         wanted = wanted.scatter(1, found, 100 + rank).scatter(1, explored, 1000.0)
-        return highest_apart(wanted.view_as(scanned.scores), 2 * self.most + RANDOM)
+        most = min(2 * self.most + RANDOM, wanted.shape[1] // 4)
+        return highest_apart(wanted.view_as(scanned.scores), most)
 
     def _searched(self, x: Tensor, scanned: Scanned, key: Tensor | None) -> Searched:
         """Encodes random windows of each image without gradient."""
@@ -312,11 +313,10 @@ def _check(model: WindowTape, cell: int) -> None:
         raise ValueError(f"layer is {model.layer}; windows join before a block index from 1 to {len(model.vit.blocks)}")
     if model.view is None and model.vit.cls_token is None:
         raise ValueError("view is None; the ViT has no class token to gather the tape, so give it a view")
-    cells, most = -(-height // cell) * -(-width // cell), 2 * model.most + RANDOM
-    if cells < 4 * most:  # neighbours of a window that is read are not read
+    cells = -(-height // cell) * -(-width // cell)
+    if cells < 4 * model.most:  # neighbours of a window that is read are not read
         raise ValueError(
-            f"steps is {model.most}; training reads {most} windows, which needs {4 * most} cells of {cell} pixels, and "
-            f"the image has {cells}"
+            f"steps is {model.most}; it needs {4 * model.most} cells of {cell} pixels, and the image has {cells}"
         )
     if model.options.labels not in ANSWERS or model.options.encoder not in get_args(EncoderName):
         raise ValueError(
