@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import io
 import json
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -18,6 +19,7 @@ from PIL import Image
 Kind = Callable[[asyncio.StreamReader, asyncio.StreamWriter, Counter[str]], Awaitable[None]]
 HEAD = "POST /v1/classify HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=x\r\n"
 LARGE = 9_700_000
+SLICE = 0.005  # seconds of work and rest of what is only busy
 PART = b'--x\r\ncontent-disposition: form-data; name="image"; filename="a"\r\n\r\n'
 
 
@@ -33,6 +35,7 @@ async def slow_headers(_: asyncio.StreamReader, writer: asyncio.StreamWriter, to
 async def slow_bodies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, told: Counter[str]) -> None:
     writer.write(f"{HEAD}content-length: {LARGE}\r\n\r\n".encode() + PART)
     answered = asyncio.create_task(status_of(reader))
+    answered.add_done_callback(lambda done: done.cancelled() or done.exception())
     while not answered.done():
         await asyncio.sleep(0.1)
         writer.write(b"a" * 100)
@@ -43,6 +46,7 @@ async def slow_bodies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 async def unfinished_bodies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, told: Counter[str]) -> None:
     writer.write(f"{HEAD}content-length: {LARGE}\r\n\r\n".encode())
     answered = asyncio.create_task(status_of(reader))
+    answered.add_done_callback(lambda done: done.cancelled() or done.exception())  # which drain may raise first
     part = PART.ljust(1 << 16, b"a")
     for _ in range(LARGE // len(part)):
         if answered.done():
@@ -142,18 +146,32 @@ async def attack(kinds: list[str], port: int, connections: int, addresses: int) 
                     writer.transport.abort()
 
     working = [asyncio.create_task(keep_at_it(kind, number)) for number in range(connections) for kind in kinds]
+    began, spent = time.perf_counter(), time.process_time()
     while working:
         await asyncio.sleep(0.5)
-        print(json.dumps(told), flush=True)
+        cores = (time.process_time() - spent) / (time.perf_counter() - began)
+        print(json.dumps({"told": told, "cores": cores}), flush=True)
+
+
+async def only_busy(cores: float) -> None:
+    """As much work as hostile clients have, and no word to the server."""
+    print(flush=True)
+    while True:
+        until = time.thread_time() + cores * SLICE
+        while time.thread_time() < until:
+            pass
+        await asyncio.sleep((1 - cores) * SLICE)
 
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", help=f"with commas between: {', '.join(KINDS)}")
+    parser.add_argument("kinds", help=f"with commas between: {', '.join(KINDS)}; or busy=CORES, which talks to nobody")
     parser.add_argument("port", type=int, help="of 127.0.0.1")
     parser.add_argument("connections", type=int, help="of each kind")
     parser.add_argument("addresses", type=int, help="of each kind")
     chosen = parser.parse_args(given)
+    if chosen.kinds.startswith("busy="):
+        asyncio.run(only_busy(float(chosen.kinds.removeprefix("busy="))))
     asyncio.run(attack(chosen.kinds.split(","), chosen.port, chosen.connections, chosen.addresses))
 
 

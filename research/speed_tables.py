@@ -220,14 +220,15 @@ def served() -> str:
 
 
 def served_beside_hostile_clients() -> str:
-    every = rows_of("serve_hostile")
-    quiet = statistics.median(row["p99_ms"] for row in every if row["case"].startswith("quiet"))
-    rows = [
-        [row["case"], f"{row['p50_ms']:.0f}", f"{row['p99_ms']:.0f}", f"{row['ratio']:.1f}"]
-        for row in every
-        if not row["case"].startswith("quiet")
-    ]
-    return table(["200 connections", "p50, ms", "p99, ms", f"over the quiet p99 ({quiet:.0f} ms)"], rows)
+    every = {row["case"]: row for row in rows_of("serve_hostile")}
+    controls = {name: every[f"control: {name}"] for name in every if f"control: {name}" in every}
+    rows = []
+    for name in (*controls, "afterwards"):
+        row, control = every[name], controls.get(name)
+        beside = [f"{control['p99_ms']:.0f}", f"{row['over_control']:.1f}"] if control else ["–", "–"]
+        rows.append([name, f"{row['p50_ms']:.0f}", f"{row['p99_ms']:.0f}", f"{row['ratio']:.1f}", *beside])
+    quiet = f"over the quiet p99 ({every['quiet']['p99_ms']:.0f} ms)"
+    return table(["200 connections", "p50, ms", "p99, ms", quiet, "control's p99, ms", "over the control"], rows)
 
 
 def loop_and_loader() -> str:

@@ -22,7 +22,21 @@ import pytest
 from fastapi import FastAPI
 from PIL import Image
 from small_runs import QUIET
-from test_serve import drawn, files, finished, inside, listening, one, png, slowed, wait_until, write_run
+from test_serve import (
+    _few_timings,
+    drawn,
+    files,
+    finished,
+    folder,
+    inside,
+    listening,
+    one,
+    png,
+    served,
+    slowed,
+    wait_until,
+    write_run,
+)
 
 from adatape.report.serve import serve
 from adatape.serve import connections, decoding
@@ -40,19 +54,7 @@ HEAD = f"POST /v1/classify HTTP/1.1\r\nhost: localhost\r\ncontent-type: {FORM}\r
 PART = b'--x\r\ncontent-disposition: form-data; name="image"; filename="a"\r\n\r\n'
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("hostile") / "run")
-
-
-@pytest.fixture
-def served(folder: Path) -> Served:
-    return load_served(folder)
-
-
-@pytest.fixture(autouse=True)
-def _few_timings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adatape.serve.engine.REPEATS", 3)
+__all__ = ["_few_timings", "folder", "served"]  # fixtures, which pytest finds by name
 
 
 def connected(address: str, source: str) -> socket.socket:
@@ -290,10 +292,10 @@ def test_small_images_are_answered_while_large_ones_wait(served: Served, monkeyp
     app, go_on = create_app(served), threading.Event()
     real, large = decoding.picture, png(Image.new("1", (1100, 1100)))
 
-    def waits(content: bytes, *rest: Any) -> Any:
-        if content == large:
+    def waits(opened: Image.Image, *rest: Any) -> Any:
+        if opened.size == (1100, 1100):
             assert go_on.wait(20)
-        return real(content, *rest)
+        return real(opened, *rest)
 
     monkeypatch.setattr(decoding, "picture", waits)
 
@@ -305,6 +307,14 @@ def test_small_images_are_answered_while_large_ones_wait(served: Served, monkeyp
         return small + [(await task).status_code for task in dear]
 
     assert inside(app, work) == [200] * 13
+
+
+def test_an_upload_is_opened_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, real = [], Image.open
+    monkeypatch.setattr(Image, "open", lambda *given, **named: opened.append(given) or real(*given, **named))
+    contents = [png(drawn(0)), png(Image.new("1", (1100, 1100)))]
+    assert one(create_app(served), "POST", "/v1/classify", files=files(*contents)).status_code == 200
+    assert len(opened) == 2
 
 
 def test_large_images_of_a_client_that_has_gone_are_not_decoded(
@@ -505,6 +515,115 @@ def test_connections_beyond_a_clients_share_are_told_so_and_others_come_in(
         assert httpx.get(f"{address}/healthz").status_code == 200
         peers[0].close()
         wait_until(lambda: server.connections.room.held(client_at("127.0.0.2")) == 2)
+
+
+class Loop:
+    """An event loop whose time stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now, self.soon, self.later = 0.0, [], []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(self, function: Any, *arguments: Any) -> None:
+        self.soon.append((function, arguments))
+
+    def call_later(self, after: float, function: Any, *arguments: Any) -> None:
+        self.later.append((self.now + after, function, arguments))
+
+    def turn(self) -> None:
+        due = [each for each in self.later if each[0] <= self.now]
+        self.later = [each for each in self.later if each[0] > self.now]
+        ready, self.soon = self.soon + [each[1:] for each in due], []
+        for function, arguments in ready:
+            function(*arguments)
+
+
+class Peer:
+    """A connection that always has something to say."""
+
+    unread = 100
+
+    def __init__(self, shared: connections.Connections, loop: Loop, address: str, read: list[Peer]) -> None:
+        self.shared, self.loop, self.who, self.read, self.asks = shared, loop, client_at(address), read, False
+        assert shared.enter(self)
+
+    def says(self) -> None:
+        self.asks = True
+        if self.shared.may_read(self, self.unread):
+            self.read.append(self)
+        self.asks = False
+
+    def read_on(self) -> None:
+        assert not self.asks, "called back before it has kept what it could not read yet"
+        self.read.append(self)
+
+
+def crowd_and_few(monkeypatch: pytest.MonkeyPatch) -> tuple[Loop, list[Peer], list[Peer], list[Peer]]:
+    """More connections of one network than are few, and two of another; the server is busy all the time."""
+    loop, read = Loop(), []
+    shared = connections.Connections()
+    monkeypatch.setattr(connections.time, "process_time", lambda: loop.now)
+    many = [Peer(shared, loop, f"127.0.1.{n % 4 + 1}", read) for n in range(connections.CROWD + 1)]
+    few = [Peer(shared, loop, "127.0.0.1", read) for _ in range(2)]
+    loop.later.clear()  # the look at all connections, which these are not made for
+    return loop, many, few, read
+
+
+def test_a_crowd_alone_is_read_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, many, _, read = crowd_and_few(monkeypatch)
+    loop.now = 100.0
+    for each in many:
+        each.says()
+    for _ in many:
+        loop.turn()
+    assert sorted(read, key=id) == sorted(many, key=id)
+
+
+def test_a_crowd_waits_while_others_ask_and_they_never_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, many, few, read = crowd_and_few(monkeypatch)
+    loop.now = 100.0
+    for each in many:
+        each.says()
+    asked = 0
+    for step in range(200):
+        loop.now += 0.001
+        loop.turn()
+        if step % 10 == 0:
+            before = len(read)
+            few[0].says()
+            loop.turn()
+            asked += 1
+            assert few[0] in read[before:]
+    of_crowd = [each for each in read if each in many]
+    assert read.count(few[0]) == asked
+    assert 0.2 / connections.LONGEST_WAIT - 2 <= len(of_crowd) <= 0.2 / connections.LONGEST_WAIT + 2
+
+
+def test_whoever_waits_is_called_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, many, few, read = crowd_and_few(monkeypatch)
+    draws, expected = random.Random(0), []
+    for _ in range(2000):
+        loop.now += draws.choice([0.0, 0.001, 0.05])
+        peer = draws.choice([*many, *few])
+        if expected.count(peer) == read.count(peer):  # a connection is paused while it waits
+            expected.append(peer)
+            peer.says()
+        loop.turn()
+    for _ in range(200):
+        loop.now += 0.02
+        loop.turn()
+    assert sorted(map(id, read)) == sorted(map(id, expected))
+
+
+def test_a_request_that_comes_byte_by_byte_is_answered(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "SHORT_WAIT", 0.001)
+    with listening(create_app(served)) as (address, _, _), connected(address, "127.0.0.2") as peer:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n":
+            peer.sendall(bytes([byte]))
+        assert said(peer).startswith(b"HTTP/1.1 200")
 
 
 def test_there_are_never_more_connections_than_files_that_may_be_opened() -> None:

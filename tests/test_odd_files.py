@@ -33,7 +33,7 @@ from adatape.data.shards import open_shards
 from adatape.data.streams import ShardStream
 from adatape.data.workers import WorkerDied
 from adatape.recipes import RECIPES
-from adatape.serve.pictures import picture
+from adatape.serve.pictures import open_upload, picture
 from adatape.serve.served import PACKAGED, load_served
 from adatape.train.fewshot import data_named
 from adatape.train.folder import load_config
@@ -295,7 +295,7 @@ def scored(data: Images) -> torch.Tensor:
 def test_training_scoring_few_shot_and_uploads_see_the_same_image(sideways: Path, exif_orientation: bool) -> None:
     data = Images("folder", str(sideways), 16, exif_orientation=exif_orientation)
     shards = Images("shards", f"{sideways}/{{split}}-0.tar", 16, classes=2, exif_orientation=exif_orientation)
-    upload = picture(turned(6), "x.png", 3, 16, exif_orientation)
+    upload = picture(open_upload(turned(6), "x.png"), "x.png", 3, 16, exif_orientation)
     assert (upload.width, upload.height) == ((24, 16) if exif_orientation else (16, 24))
     wanted = upload.pixels.float() / 127.5 - 1
     assert torch.allclose(scored(data)[0], wanted, atol=1e-6)

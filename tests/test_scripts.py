@@ -71,7 +71,11 @@ def test_a_benchmark_adds_a_row_for_each_case_and_renews_its_own(name: str, tmp_
     ("name", "given", "cases"),
     [
         ("serve", ["--adatape", MODEL, "--plain", MODEL, "--clients", "1", "--seconds", "0.2", "--rounds", "1"], 5),
-        ("serve_hostile", ["--kinds", "silent", "--seconds", "0.5", "--connections", "3", "--clients", "2"], 2),
+        (
+            "serve_hostile",
+            ["--kinds", "silent", "--seconds", "0.5", "--connections", "3", "--clients", "2", "--rounds", "1"],
+            3,
+        ),
     ],
 )
 def test_servers_answer_their_load(name: str, given: list[str], cases: int, tmp_path: Path) -> None:

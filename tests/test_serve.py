@@ -27,13 +27,13 @@ from fastapi import FastAPI
 from PIL import Image
 from small_runs import QUIET, tiny
 
-from adatape.config import to_dict
+from adatape.config import Budget, to_dict
 from adatape.report.serve import serve
 from adatape.serve.app import create_app
 from adatape.serve.batcher import Batcher, Draining, Full, Waiting
-from adatape.serve.budgets import Setting, setting_of, within_latency
+from adatape.serve.budgets import asked_budget, within_latency
 from adatape.serve.engine import scaled
-from adatape.serve.pictures import picture
+from adatape.serve.pictures import open_upload, picture
 from adatape.serve.served import Served, load_served
 from adatape.serve.server import Server
 from adatape.serve.service import Limits
@@ -95,7 +95,7 @@ def direct(served: Served, content: bytes, budget: dict[str, Any]) -> tuple[torc
     """Probabilities and tape of the model called by itself."""
     reader = served.model.reader
     reader.steps, reader.threshold = setting_of_model(served, budget)
-    pixels = picture(content, "x", served.channels, 8).pixels
+    pixels = picture(open_upload(content, "x"), "x", served.channels, 8).pixels
     with torch.inference_mode():
         output = served.model.eval()(scaled(pixels[None]), output=True)
     return output.logits.softmax(-1)[0], output.tape
@@ -200,7 +200,7 @@ def test_answers_equal_the_model_called_directly_at_every_budget_and_in_any_mix(
     for (some, budget), reply in zip(asked, replies, strict=True):
         assert reply.status_code == 200, reply.text
         body = reply.json()
-        assert (body["budget"]["steps"], body["budget"]["threshold"]) == setting_of_model(served, budget)
+        assert (body["budget"]["steps"], body["budget"]["threshold"] or 0.0) == setting_of_model(served, budget)
         for content, answer in zip(some, body["results"], strict=True):
             assert_same(answer, direct(served, content, budget))
             assert answer["halted"] == (answer["tape_length"] < body["budget"]["steps"])
@@ -209,16 +209,16 @@ def test_answers_equal_the_model_called_directly_at_every_budget_and_in_any_mix(
 
 
 def test_only_equal_budgets_share_a_batch_and_the_oldest_goes_first() -> None:
-    ran: list[tuple[Setting, int]] = []
+    ran: list[tuple[Budget, int]] = []
 
-    def run(samples: Any, setting: Setting) -> Any:
+    def run(samples: Any, setting: Budget) -> Any:
         ran.append((setting, len(samples)))
         return list(samples)
 
     async def work() -> list[Any]:
         batcher = Batcher(run, queue=100, batch=4, window=0.02)
         await batcher.start()
-        short, long = Setting(1, 0.5), Setting(4, 2.0)
+        short, long = Budget(1, 0.5), Budget(4, 2.0)
         order = [long, short, short, long, long, short, long, long]
         with batcher.admitted(len(order)):
             calls = [batcher.ask([torch.tensor([n])], setting) for n, setting in enumerate(order)]
@@ -228,7 +228,7 @@ def test_only_equal_budgets_share_a_batch_and_the_oldest_goes_first() -> None:
 
     answers = finished(work())
     assert [int(answer[0]) for answer in answers] == list(range(8))
-    assert ran == [(Setting(4, 2.0), 4), (Setting(1, 0.5), 3), (Setting(4, 2.0), 1)]
+    assert ran == [(Budget(4, 2.0), 4), (Budget(1, 0.5), 3), (Budget(4, 2.0), 1)]
 
 
 def test_draining_waits_for_what_was_admitted_and_not_yet_asked() -> None:
@@ -240,7 +240,7 @@ def test_draining_waits_for_what_was_admitted_and_not_yet_asked() -> None:
             await asyncio.sleep(0.05)
             with pytest.raises(Draining), batcher.admitted(1):
                 pass
-            answer = await asyncio.wait_for(batcher.ask([torch.ones(1)], Setting()), 5)
+            answer = await asyncio.wait_for(batcher.ask([torch.ones(1)], None), 5)
         await asyncio.wait_for(draining, 5)
         return answer
 
@@ -248,7 +248,7 @@ def test_draining_waits_for_what_was_admitted_and_not_yet_asked() -> None:
 
 
 def test_a_failing_batch_fails_those_who_asked_and_nobody_else() -> None:
-    def run(samples: Any, setting: Setting) -> Any:
+    def run(samples: Any, setting: Budget) -> Any:
         if setting.steps == 1:
             raise RuntimeError("out of memory")
         return list(samples)
@@ -258,7 +258,7 @@ def test_a_failing_batch_fails_those_who_asked_and_nobody_else() -> None:
         await batcher.start()
         with batcher.admitted(2), pytest.raises(Full), batcher.admitted(1):
             pass
-        calls = (batcher.ask([torch.zeros(1)], Setting(steps)) for steps in (1, 2))
+        calls = (batcher.ask([torch.zeros(1)], Budget(steps)) for steps in (1, 2))
         found = await asyncio.gather(*calls, return_exceptions=True)
         await batcher.drain()
         return found
@@ -682,13 +682,24 @@ def test_parity_tells_its_pairs_and_takes_short_sequences(tmp_path: Path) -> Non
     assert [reply.status_code for reply in bad] == [422] * 8 + [404]
 
 
+def test_a_model_set_to_no_steps_is_served_at_none_and_returns_to_them(served: Served) -> None:
+    served.model.set_budget(0)
+    app, image = create_app(served), files(png(drawn(0)))
+
+    async def work(client: httpx.AsyncClient) -> list[Any]:
+        asked = ({}, {"steps": "2"}, {})
+        return [(await client.post("/v1/classify", files=image, data=each)).json()["budget"] for each in asked]
+
+    none = {"steps": 0, "threshold": None}
+    assert inside(app, work) == [none, {"steps": 2, "threshold": 0.5}, none]
+
+
 def test_a_latency_buys_the_most_steps_that_fit(served: Served) -> None:
-    budgets = create_app(served).state.service.engine.budgets
     table: dict[int | None, float] = {0: 1.0, 1: 2.0, 2: 3.0, 4: 5.004}
-    assert [within_latency(budgets, table, ms).steps for ms in (1.0, 2.9, 5.0, 99)] == [0, 1, 2, 4]
-    assert within_latency(budgets, table, 3) == setting_of(budgets, 2, None) == Setting(2, 0.5)
+    assert [within_latency(served.model, table, ms).steps for ms in (1.0, 2.9, 5.0, 99)] == [0, 1, 2, 4]
+    assert within_latency(served.model, table, 3) == asked_budget(served.model, None, 2, None) == Budget(2, 0.5)
     with pytest.raises(ValueError, match=r"latency_ms is 0.5; the least possible here is 1.0"):
-        within_latency(budgets, table, 0.5)
+        within_latency(served.model, table, 0.5)
 
 
 def damaged(folder: Path, how: str) -> Path:

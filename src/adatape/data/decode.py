@@ -45,19 +45,37 @@ class Decoded(NamedTuple):
 
 def decode(content: bytes, name: str, modes: Modes = "convert", exif_orientation: bool = False) -> Decoded:
     """Decodes to RGB without alpha, rotated by the EXIF orientation if `exif_orientation`."""
+    return decode_opened(open_image(content, name), name, modes, exif_orientation)
+
+
+def open_image(
+    content: bytes, name: str, formats: tuple[str, ...] = FORMATS, most_pixels: int = MOST_PIXELS
+) -> Image.Image:
+    """Reads the header and checks size and mode; decodes no pixels."""
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            mode = _checked_mode(image, name)
-            if modes == "refuse" and mode != "RGB":
-                raise RefusedMode(REFUSAL.format(name=name, mode=mode))
+        image = Image.open(io.BytesIO(content), formats=formats)
+    except Exception as error:  # decoders raise many kinds of errors on damaged files
+        raise BrokenImage(f"{name}: {_reason(error, content)}") from error
+    if math.prod(image.size) > most_pixels:
+        raise BrokenImage(f"{name}: {image.width} × {image.height} pixels; at most {most_pixels:,} are decoded")
+    if image.mode.split(";")[0] in WIDE_MODES:
+        raise BrokenImage(f"{name}: mode {image.mode} has values of more than 8 bits")
+    return image
+
+
+def decode_opened(image: Image.Image, name: str, modes: Modes = "convert", exif_orientation: bool = False) -> Decoded:
+    """Decodes an image that `open_image` returned; it can be called once."""
+    mode = image.mode
+    if modes == "refuse" and mode != "RGB":
+        raise RefusedMode(REFUSAL.format(name=name, mode=mode))
+    try:
+        with image:
             # Pillow warns about a palette with transparency unless it passes RGBA.
             through = image.convert("RGBA") if mode == "P" and "transparency" in image.info else image
             rgb, turn = through.convert("RGB"), _turn(image) if exif_orientation else None
             return Decoded(rgb if turn is None else rgb.transpose(turn), mode != "RGB")
-    except (BrokenImage, RefusedMode):
-        raise
-    except Exception as error:  # decoders raise many kinds of errors on damaged files
-        raise BrokenImage(f"{name}: {_reason(error, content)}") from error
+    except Exception as error:
+        raise BrokenImage(f"{name}: {one_line(error)}") from error
 
 
 def open_regular(path: str | Path, most: int = MOST_BYTES) -> BinaryIO:
@@ -93,14 +111,6 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
         return TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # many kinds of errors on damaged files
         return None
-
-
-def _checked_mode(image: Image.Image, name: str) -> str:
-    if math.prod(image.size) > MOST_PIXELS:
-        raise BrokenImage(f"{name}: {image.width} × {image.height} pixels; at most {MOST_PIXELS:,} are decoded")
-    if image.mode.split(";")[0] in WIDE_MODES:
-        raise BrokenImage(f"{name}: mode {image.mode} has values of more than 8 bits")
-    return image.mode
 
 
 def _reason(error: Exception, content: bytes) -> str:

@@ -125,7 +125,7 @@ class AdaTape(Adaptive):
     def budget(self) -> Budget:
         reader = self.reader
         threshold = float(reader.threshold) if isinstance(reader, TapeReader) and reader.halts else None
-        return Budget(reader.steps, threshold)
+        return Budget(reader.steps, threshold or None)  # without steps there is none to set
 
     def cost(self, tape: int | None = None) -> list[Part]:
         vit, reader, inputs = self.vit, self.reader, input_tokens(self.vit)

@@ -17,7 +17,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from adatape.config import Images, Parity
 from adatape.serve.bodies import BodyLimit
 from adatape.serve.budgets import as_dict, for_length
 from adatape.serve.engine import Answer
@@ -89,35 +88,38 @@ def create_app(
 def _add_model_paths(app: FastAPI, service: Service) -> None:
     @app.post("/v1/classify")
     async def classify(request: Request) -> Response:
-        _only(service, Images)
+        if service.served.experiment.data.image_size is None:
+            raise HTTPException(404, "this model takes sequences: POST /v1/parity")
         form = await read_form(request, service.limits.images)
         given = form.fields
-        setting = service.setting(given.get("steps"), given.get("threshold"), given.get("latency_ms"))
+        budget = service.budget(given.get("steps"), given.get("threshold"), given.get("latency_ms"))
         top = given.get("top", 5)
         if not 1 <= top <= service.limits.top:
             raise HTTPException(422, f"top is {top}; it must be 1 to {service.limits.top}")
-        answered = await service.classify(form.files, setting, client_of(request.scope), request.is_disconnected)
+        answered = await service.classify(form.files, budget, client_of(request.scope), request.is_disconnected)
         results = [
             {**_told(service, answer, top, given.get("tape", False)), "image": {"width": width, "height": height}}
             for (_, width, height), answer in answered
         ]
-        return JSONResponse({"results": results, "budget": as_dict(setting)})
+        return JSONResponse({"results": results, "budget": as_dict(budget)})
 
     @app.post("/v1/parity")
     async def parity(request: Request) -> dict[str, Any]:
-        length = _only(service, Parity).length
+        length = service.served.experiment.data.sequence_length
+        if length is None:
+            raise HTTPException(404, "this model takes images: POST /v1/classify")
         symbols, steps, threshold = _sequence(await _short_body(request, length), length)
         if len(symbols) != length and service.served.model.tape_bank() is None:
             raise HTTPException(422, f"symbols has {len(symbols)} entries; this model has positions for {length} only")
-        setting = for_length(service.setting(steps, threshold), service.engine.budgets, len(symbols))
-        answer = await service.parity(torch.tensor(symbols), setting, client_of(request.scope))
+        budget = for_length(service.budget(steps, threshold), service.served.model, len(symbols))
+        answer = await service.parity(torch.tensor(symbols), budget, client_of(request.scope))
         return {
             "prediction": answer.order[0],
             "probability": answer.probability[0],
             "truth": symbols.count(1) % 2,
             "pairs": _tape(answer),
             **_spent(answer),
-            "budget": as_dict(setting),
+            "budget": as_dict(budget),
         }
 
 
@@ -136,7 +138,7 @@ def _add_watching_paths(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/heatmap")
     async def heatmap(steps: int | None = None) -> Response:
-        return Response(await service.gallery.heatmap(service.setting(steps, None)), media_type=JSON)
+        return Response(await service.gallery.heatmap(service.budget(steps, None)), media_type=JSON)
 
     @app.get("/v1/examples")
     async def examples(count: int = 12) -> Response:
@@ -167,14 +169,6 @@ def _add_page(app: FastAPI) -> set[str]:
         return PLACEHOLDER
 
     return {"/"}
-
-
-def _only(service: Service, kind: type[Any]) -> Any:
-    data = service.served.experiment.data
-    if not isinstance(data, kind):
-        takes = "images: POST /v1/classify" if isinstance(data, Images) else "sequences: POST /v1/parity"
-        raise HTTPException(404, f"this model takes {takes}")
-    return data
 
 
 def _told(service: Service, answer: Answer, top: int, tape: bool) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adatape.serve.budgets import Setting
+from adatape.config import Budget
 from adatape.serve.engine import Answer
 from adatape.serve.fair import LOCAL, Client, Room, Shares
 
-Kind = tuple[Setting, torch.Size]  # what may share a batch
-Run = Callable[[Sequence[Tensor], Setting], list[Answer]]
+Kind = tuple[Budget | None, torch.Size]  # what may share a batch
+Run = Callable[[Sequence[Tensor], Budget | None], list[Answer]]
 
 
 class Full(Exception):  # noqa: N818
@@ -83,11 +83,11 @@ class Batcher:
             self.room.give(client, count)
             self._changed.set()
 
-    async def ask(self, samples: Sequence[Tensor], setting: Setting, client: Client = LOCAL) -> list[Answer]:
+    async def ask(self, samples: Sequence[Tensor], budget: Budget | None, client: Client = LOCAL) -> list[Answer]:
         """The answers of samples of one shape that were admitted."""
         loop, now = asyncio.get_running_loop(), time.monotonic()
         waiting = [Waiting(sample, now, loop.create_future()) for sample in samples]
-        group = self._groups.setdefault((setting, samples[0].shape), {})
+        group = self._groups.setdefault((budget, samples[0].shape), {})
         group.setdefault(client, deque()).extend(waiting)
         self._changed.set()
         if _size(group) >= self.batch:
@@ -120,7 +120,7 @@ class Batcher:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._full.wait(), left)
 
-    def _next(self) -> tuple[Setting, list[Waiting]]:
+    def _next(self) -> tuple[Budget | None, list[Waiting]]:
         kind = min(self._groups, key=lambda each: self._order(self._groups[each]))
         group = self._groups[kind]
         taken: list[Waiting] = []
@@ -137,12 +137,12 @@ class Batcher:
     def _order(self, group: dict[Client, deque[Waiting]]) -> tuple[tuple[float, float], float]:
         return min((self._shares.rank(client), queue[0].since) for client, queue in group.items())
 
-    async def _run_batch(self, setting: Setting, waiting: list[Waiting]) -> None:
+    async def _run_batch(self, budget: Budget | None, waiting: list[Waiting]) -> None:
         if not waiting:
             return
         self.running_since = time.monotonic()
         try:
-            answers = await self.alone(self.run, [each.sample for each in waiting], setting)
+            answers = await self.alone(self.run, [each.sample for each in waiting], budget)
         except Exception as error:  # whatever the model raises is for those who asked; the others go on
             for each in waiting:
                 if not each.answer.done():

@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from PIL import Image
 from starlette.exceptions import HTTPException
 
 from adatape.serve.fair import Client, Turns
-from adatape.serve.pictures import Picture, checked_pixels, picture
+from adatape.serve.pictures import Picture, open_upload, picture
 from adatape.serve.uploads import File
 
 SMALL = 1_000_000  # pixels that are decoded as soon as the header is read
@@ -56,33 +57,34 @@ class Decoders:
         self._small, self._large = Lane(SMALL_THREADS, "decode"), Lane(LARGE_THREADS, "decode large", NICE)
 
     async def pictures(self, files: Sequence[File], client: Client, gone: Gone) -> list[Picture]:
-        found: list[Picture | int] = []
+        found: list[Picture | Image.Image] = []
         while len(found) < len(files):
             found += await self._small.run(client, 1, self._first, files[len(found) :], _pixels(found))
         return [await self._finished(file, each, client, gone) for file, each in zip(files, found, strict=True)]
 
-    async def _finished(self, file: File, found: Picture | int, client: Client, gone: Gone) -> Picture:
+    async def _finished(self, file: File, found: Picture | Image.Image, client: Client, gone: Gone) -> Picture:
         if isinstance(found, Picture):
             return found
-        done: Picture = await self._large.run(client, found, self._decoded, file, gone=gone)
+        done: Picture = await self._large.run(client, _pixels([found]), self._decoded, found, file.name, gone=gone)
         return done
 
-    def _first(self, files: Sequence[File], before: int) -> list[Picture | int]:
-        """The first files, as many as make up a short piece of work: decoded if small, else their pixels."""
-        found: list[Picture | int] = []
+    def _first(self, files: Sequence[File], before: int) -> list[Picture | Image.Image]:
+        """The first files, as many as make up a short piece of work: decoded if small, else only opened."""
+        found: list[Picture | Image.Image] = []
         decoded = 0
         for file in files:
-            pixels = checked_pixels(file.content, file.name)
+            opened = open_upload(file.content, file.name)
+            pixels = _pixels([opened])
             self._check(before + _pixels(found) + pixels)
             small = pixels <= SMALL
-            found.append(self._decoded(file) if small else pixels)
+            found.append(self._decoded(opened, file.name) if small else opened)
             decoded += pixels if small else 0
             if decoded > SMALL:
                 break
         return found
 
-    def _decoded(self, file: File) -> Picture:
-        return picture(file.content, file.name, self.channels, self.size, self.exif_orientation)
+    def _decoded(self, opened: Image.Image, name: str) -> Picture:
+        return picture(opened, name, self.channels, self.size, self.exif_orientation)
 
     def _check(self, pixels: int) -> None:
         if pixels > self.most_pixels:
@@ -94,8 +96,8 @@ class Decoders:
         self._large.close()
 
 
-def _pixels(found: Sequence[Picture | int]) -> int:
-    return sum(each.width * each.height if isinstance(each, Picture) else each for each in found)
+def _pixels(found: Sequence[Picture | Image.Image]) -> int:
+    return sum(each.width * each.height for each in found)
 
 
 def _set_nice(nice: int) -> None:

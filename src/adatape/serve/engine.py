@@ -10,11 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from adatape.config import Budget
+from adatape.evaluate.budget import apply_budget
 from adatape.evaluate.cost import cost, input_tokens, total
 from adatape.models.adaptive import Adaptive
 from adatape.models.sequence import SymbolEmbed
 from adatape.records import Output
-from adatape.serve.budgets import Budgets, Setting, budgets_of, measured_settings
+from adatape.serve.budgets import measured_budgets
 
 WARM_UP, REPEATS, PATIENCE = 2, 15, 1.0  # runs unmeasured and measured, and seconds after which three must do
 
@@ -39,16 +41,16 @@ class Engine:
     def __init__(self, model: Adaptive, device: str = "cpu", sigmoid: bool = False) -> None:
         self.model = model.eval().to(device)
         self.device, self.sigmoid = torch.device(device), sigmoid
-        self.budgets: Budgets = budgets_of(model)
+        self.default = model.budget()
         self.inputs = input_tokens(model.vit)
-        self._current: Setting = self.budgets.default
+        self._current = self.default
         self._costs: dict[tuple[int, int], float] = {}
 
     @torch.inference_mode()
-    def answers(self, samples: Sequence[Tensor], setting: Setting) -> list[Answer]:
+    def answers(self, samples: Sequence[Tensor], budget: Budget | None) -> list[Answer]:
         """Samples are pixels (c, s, s) or symbols (n,), all of one shape."""
         began = time.perf_counter()
-        self._set(setting)
+        self._set(budget)
         bank = self.model.tape_bank()
         if isinstance(bank, SymbolEmbed):
             bank.size = samples[0].shape[0]  # a shorter sequence is a smaller bank, and costs less
@@ -59,20 +61,19 @@ class Engine:
         probability, order = chances.sort(dim=-1, descending=True, stable=True)
         lengths = [0] * len(samples) if output.tape is None else output.tape.length.tolist()
         return [
-            Answer(ranked, sure, self.inputs + length, length, *read, self._halted(length, setting), gflops, ms)
+            Answer(ranked, sure, self.inputs + length, length, *read, self._halted(length, budget), gflops, ms)
             for ranked, sure, length, read, gflops in zip(
                 order.tolist(), probability.tolist(), lengths, _reads(output), self._gflops(output), strict=True
             )
         ]
 
-    def _set(self, setting: Setting) -> None:
-        if setting == self._current:
-            return
-        self.model.set_budget(setting.steps, setting.threshold or None)
-        self._current = setting
+    def _set(self, budget: Budget | None) -> None:
+        if budget is not None and budget != self._current:
+            apply_budget(self.model, budget)
+            self._current = budget
 
-    def _halted(self, length: int, setting: Setting) -> bool:
-        return self.model.tape_bank() is not None and setting.steps is not None and length < setting.steps
+    def _halted(self, length: int, budget: Budget | None) -> bool:
+        return self.model.tape_bank() is not None and budget is not None and length < budget.steps
 
     def _gflops(self, output: Output) -> list[float]:
         """The cost formula is asked once for each length; what repeats blocks is counted sample by sample."""
@@ -88,25 +89,25 @@ class Engine:
 
     def check(self, sample: Tensor) -> None:
         """Refuses a model whose weights lead nowhere, before anyone asks it."""
-        for setting in measured_settings(self.budgets):
-            [answer] = self.answers([sample], setting)
+        for budget in measured_budgets(self.model):
+            [answer] = self.answers([sample], budget)
             if not all(each == each for each in answer.probability):
-                raise ValueError(f"the model answers with NaN at {setting}; its weights are damaged")
+                raise ValueError(f"the model answers with NaN at {budget or 'its fixed cost'}; its weights are damaged")
 
     def latency(self, sample: Tensor) -> dict[int | None, float]:
         """Milliseconds of one sample alone by steps, the median of several; never less for more steps."""
         table: dict[int | None, float] = {}
-        for setting in measured_settings(self.budgets):
-            table[setting.steps] = max([self._median(sample, setting), *table.values()])
+        for budget in measured_budgets(self.model):
+            table[None if budget is None else budget.steps] = max([self._median(sample, budget), *table.values()])
         return table
 
-    def _median(self, sample: Tensor, setting: Setting) -> float:
+    def _median(self, sample: Tensor, budget: Budget | None) -> float:
         for _ in range(WARM_UP):
-            self.answers([sample], setting)
+            self.answers([sample], budget)
         taken: list[float] = []
         began = time.perf_counter()
         while len(taken) < 3 or (len(taken) < REPEATS and time.perf_counter() - began < PATIENCE):
-            taken.append(self.answers([sample], setting)[0].ms)
+            taken.append(self.answers([sample], budget)[0].ms)
         return statistics.median(taken)
 
 

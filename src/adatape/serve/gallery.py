@@ -14,10 +14,11 @@ from PIL import Image
 from starlette.exceptions import HTTPException
 
 from adatape.banks import InputBank
+from adatape.config import Budget
 from adatape.data.decode import BrokenImage
 from adatape.data.imageset import ImageSet
 from adatape.serve.batcher import Batcher
-from adatape.serve.budgets import Setting
+from adatape.serve.budgets import as_dict
 from adatape.serve.engine import Answer, Engine
 from adatape.serve.pictures import seen
 from adatape.serve.served import Served
@@ -31,7 +32,7 @@ class Gallery:
 
     def __init__(self, served: Served, engine: Engine, batcher: Batcher) -> None:
         self.served, self.engine, self.batcher = served, engine, batcher
-        self._heatmaps: dict[Setting, bytes] = {}
+        self._heatmaps: dict[Budget | None, bytes] = {}
         self._examples: list[bytes] | None = None
         self._one_at_a_time, self._encoding = asyncio.Lock(), asyncio.Lock()
 
@@ -45,22 +46,22 @@ class Gallery:
                 self._examples = await asyncio.to_thread(_encoded, images)
         return b'{"examples":[%s]}' % b",".join(self._examples[:count])
 
-    async def heatmap(self, setting: Setting) -> bytes:
+    async def heatmap(self, budget: Budget | None) -> bytes:
         """JSON of how often, and with which weight, each bank token is read."""
         async with self._one_at_a_time:
-            if setting not in self._heatmaps:
-                self._heatmaps[setting] = json.dumps(await self._counted(setting)).encode()
-            return self._heatmaps[setting]
+            if budget not in self._heatmaps:
+                self._heatmaps[budget] = json.dumps(await self._counted(budget)).encode()
+            return self._heatmaps[budget]
 
-    async def _counted(self, setting: Setting) -> dict[str, Any]:
+    async def _counted(self, budget: Budget | None) -> dict[str, Any]:
         bank = self.served.model.tape_bank()
         if not isinstance(bank, InputBank):
             raise HTTPException(404, "this model has no bank of image patches, so there is nothing to map")
         images = self._images()
-        counts, weights = np.zeros((2, setting.steps or 0, bank.size))
+        counts, weights = np.zeros((2, budget.steps if budget else 0, bank.size))
         rows, total = np.linspace(0, len(images) - 1, min(COUNTED, len(images))).astype(int), 0
         for start in range(0, len(rows), AT_ONCE):
-            answers = await self.batcher.alone(self._answers, images, rows[start : start + AT_ONCE], setting)
+            answers = await self.batcher.alone(self._answers, images, rows[start : start + AT_ONCE], budget)
             total += len(answers)
             _add(answers, counts, weights)
         return {
@@ -69,13 +70,13 @@ class Gallery:
             "weights": weights.sum(0).tolist(),
             "per_step": counts.astype(int).tolist(),
             "images": total,
-            "budget": setting._asdict(),
+            "budget": as_dict(budget),
         }
 
-    def _answers(self, images: ImageSet, rows: np.ndarray, setting: Setting) -> list[Answer]:
+    def _answers(self, images: ImageSet, rows: np.ndarray, budget: Budget | None) -> list[Answer]:
         size = self.served.sample.shape[-1]
         pixels = [seen(image, self.served.channels, size) for _, image in _readable(images, rows)]
-        return self.engine.answers(pixels, setting) if pixels else []
+        return self.engine.answers(pixels, budget) if pixels else []
 
     def _images(self) -> ImageSet:
         if self.served.images is None:

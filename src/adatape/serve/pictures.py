@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import NamedTuple
 
 from PIL import Image, UnidentifiedImageError
@@ -10,7 +9,7 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from adatape.data.augment import centre_one
-from adatape.data.decode import BrokenImage, decode
+from adatape.data.decode import BrokenImage, decode_opened, open_image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # Pillow knows more, some of which start other programs
 MOST_PIXELS = 40_000_000
@@ -23,11 +22,24 @@ class Picture(NamedTuple):
     height: int
 
 
-def picture(content: bytes, name: str, channels: int, size: int, exif_orientation: bool = False) -> Picture:
-    """An upload at the model's size and in its colours; else an error with the status that says whose fault it is."""
-    checked_pixels(content, name)
+def open_upload(content: bytes, name: str) -> Image.Image:
+    """An upload whose header says that it may be decoded; else an error with the status that says whose fault it is."""
     try:
-        image = decode(content, name, exif_orientation=exif_orientation).image
+        image = open_image(content, name, FORMATS, MOST_PIXELS)
+    except BrokenImage as error:
+        if content and isinstance(error.__cause__, UnidentifiedImageError):
+            raise HTTPException(415, f"{name}: not an image; known are {', '.join(FORMATS)}") from error
+        raise HTTPException(422, str(error)) from error
+    width, height = image.size
+    if not 0 < max(width, height) <= MOST_RATIO * min(width, height):
+        raise HTTPException(422, f"{name}: {width} × {height} pixels; a side may be {MOST_RATIO} times the other")
+    return image
+
+
+def picture(upload: Image.Image, name: str, channels: int, size: int, exif_orientation: bool = False) -> Picture:
+    """An upload at the model's size and in its colours."""
+    try:
+        image = decode_opened(upload, name, exif_orientation=exif_orientation).image
     except BrokenImage as error:
         raise HTTPException(422, str(error)) from error
     return Picture(seen(image, channels, size), image.width, image.height)
@@ -35,27 +47,3 @@ def picture(content: bytes, name: str, channels: int, size: int, exif_orientatio
 
 def seen(image: Image.Image, channels: int, size: int) -> Tensor:
     return centre_one(image.convert("L" if channels == 1 else "RGB"), size)
-
-
-def checked_pixels(content: bytes, name: str) -> int:
-    """The pixels that a header announces, where they are such as are decoded."""
-    if not content:
-        raise HTTPException(422, f"{name}: the file is empty")
-    width, height = _size(content, name)
-    if width * height > MOST_PIXELS:
-        raise HTTPException(422, f"{name}: {width} × {height} pixels; at most {MOST_PIXELS:,} are decoded")
-    if not 0 < max(width, height) <= MOST_RATIO * min(width, height):
-        raise HTTPException(422, f"{name}: {width} × {height} pixels; a side may be {MOST_RATIO} times the other")
-    return width * height
-
-
-def _size(content: bytes, name: str) -> tuple[int, int]:
-    try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            return image.size
-    except UnidentifiedImageError as error:
-        raise HTTPException(415, f"{name}: not an image; known are {', '.join(FORMATS)}") from error
-    except Image.DecompressionBombError as error:
-        raise HTTPException(422, f"{name}: far more than the {MOST_PIXELS:,} pixels that are decoded") from error
-    except Exception as error:  # decoders raise whatever a damaged header leads them to
-        raise HTTPException(422, f"{name}: damaged: {type(error).__name__}") from error

@@ -19,7 +19,7 @@ from adatape.evaluate.budget import apply_budget
 from adatape.evaluate.cost import input_tokens
 from adatape.models.adaptive import Adaptive
 from adatape.models.sequence import SymbolEmbed
-from adatape.serve.budgets import as_dict, budgets_of
+from adatape.serve.budgets import as_dict, tokens_a_step
 from adatape.train.folder import RESULT, WEIGHTS, load_config, load_finished, load_run, load_weights
 from adatape.train.task import build_image_model
 from adatape.train.trust import check_links
@@ -47,16 +47,15 @@ class Served(NamedTuple):
     @property
     def exif_orientation(self) -> bool:
         """Whether uploads are turned upright: as the images were that it learnt from."""
-        data = self.experiment.data
-        return isinstance(data, Images) and data.exif_orientation
+        return self.experiment.data.exif_orientation
 
     @property
     def sample(self) -> Tensor:
         """Something of the right shape to time and test the model with."""
         data = self.experiment.data
-        if isinstance(data, Parity):
-            return torch.arange(data.length) % 3 - 1
-        return torch.full((self.channels, data.size, data.size), 127, dtype=torch.uint8)
+        if data.image_size is None:
+            return torch.arange(data.sequence_length or 0) % 3 - 1
+        return torch.full((self.channels, data.image_size, data.image_size), 127, dtype=torch.uint8)
 
 
 def load_served(folder: Path | None, trust: bool = False) -> Served:
@@ -74,16 +73,16 @@ def _loaded(folder: Path, trust: bool) -> Served:
     if config.is_file() and not trust:
         check_links(folder)
     data = load_config(config, trust).data if config.is_file() else None
-    if isinstance(data, Images):
+    of_images = data is not None and data.image_size is not None
+    if data is not None and of_images:
         images, missing = _test_images(data)
-    at_hand = images or not isinstance(data, Images)
-    experiment, model = load_run(folder, trust=trust) if at_hand else _without_data(folder)
+    experiment, model = _without_data(folder) if of_images and not images else load_run(folder, trust=trust)
     names = images.names if images else [str(label) for label in range(model.num_classes)]
     kind = experiment.model.name if isinstance(experiment.model, ImageModel) else type(model).__name__
     return Served(f"{experiment.recipe}: {kind}", experiment, model, names, accuracy, images, missing)
 
 
-def _test_images(data: Images) -> tuple[ImageSet | None, str]:
+def _test_images(data: Images | Parity) -> tuple[ImageSet | None, str]:
     try:
         images = open_set(data, "test").images
         return images, "" if images else "the data set lies in shards that are read one after the other"
@@ -95,12 +94,13 @@ def _without_data(folder: Path) -> tuple[Experiment, Adaptive]:
     """A server need not have the data set: the weights say how many channels and classes there are."""
     experiment = load_finished(folder)
     weights = read_weights(folder / WEIGHTS)
-    if not isinstance(experiment.model, ImageModel) or not isinstance(experiment.data, Images):
+    size = experiment.data.image_size
+    if not isinstance(experiment.model, ImageModel) or size is None:
         raise ValueError(f"{folder}/config.json mixes images with a model of sequences")
     if STEM not in weights or HEAD not in weights:
         raise ValueError(f"{folder / WEIGHTS} lacks {STEM} or {HEAD}; it must be a model's")
     channels, classes = weights[STEM].shape[1], weights[HEAD].shape[0]
-    model = build_image_model(experiment.model, experiment.data.size, channels, classes, weights=False)
+    model = build_image_model(experiment.model, size, channels, classes, weights=False)
     load_weights(model, folder / WEIGHTS, experiment)
     if experiment.model.budget is not None:
         apply_budget(model, experiment.model.budget)
@@ -117,21 +117,25 @@ def _accuracy(folder: Path) -> float | None:
 
 def description(served: Served) -> dict[str, Any]:
     """The answer of GET /v1/model."""
-    model, data, budgets = served.model, served.experiment.data, budgets_of(served.model)
-    of_images = isinstance(data, Images)
+    model, data, known = served.model, served.experiment.data, served.model.budget_range()
+    size, length = data.image_size, data.sequence_length
     patch = getattr(model.vit.patch_embed, "patch_size", None)
     return {
         "name": served.name,
-        "kind": "image" if of_images else "parity",
+        "kind": "image" if length is None else "parity",
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "classes": served.classes,
-        "input": {"size": data.size, "channels": served.channels} if isinstance(data, Images) else None,
-        "length": data.length if isinstance(data, Parity) else None,
+        "input": None if size is None else {"size": size, "channels": served.channels},
+        "length": length,
         "tokens": input_tokens(model.vit),
         "patch": patch[0] if patch else None,
         "bank": _bank(model),
-        "budget": {"steps": budgets.most, "threshold": budgets.threshold, "merge": budgets.merge},
-        "default": as_dict(budgets.default),
+        "budget": {
+            "steps": known and known.most,
+            "threshold": known and known.threshold,
+            "merge": tokens_a_step(model) if known else None,
+        },
+        "default": as_dict(model.budget()),
         "accuracy": served.accuracy,
     }
 

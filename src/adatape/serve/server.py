@@ -27,9 +27,10 @@ from adatape.serve.service import Limits, Service
 
 GRACE = 30  # seconds to answer what was accepted
 BACKLOG = 2048  # connections that wait in the kernel
-ACCEPTED = 16  # connections that are accepted in one turn of the event loop
+ACCEPTED = 4  # connections that are accepted in one turn of the event loop
 SWITCH = 0.0005  # seconds that a thread of the model or a decoder may keep the event loop waiting; a tenth of Python's
-UNREAD = 1 << 17  # bytes that the kernel keeps of a connection before it is read; its own choice goes up to megabytes
+UNREAD = UNSENT = 1 << 17  # bytes that the kernel keeps of a connection each way; its own choice goes up to megabytes
+GARBAGE = (20_000, 20, 100)  # objects between collections: each goes through all connections, which are many
 MOST_TOKEN = 4096
 OTHER_FILES = 256  # open files that are no connections
 TOKEN = "ADATAPE_TOKEN"
@@ -117,6 +118,8 @@ def run_server(
         served, limits = load_served(folder, trust), Limits(queue=queue, batch=batch)
         app = create_app(served, device=pick_device(device), token=token, limits=limits, hosts={host, *hosts})
         address = _address(host, listening.getsockname()[1])
+        thresholds = gc.get_threshold()
+        gc.set_threshold(*GARBAGE)
         gc.collect()
         gc.freeze()  # a full collection would otherwise go through all that was imported, and stop the server meanwhile
         listening.listen(BACKLOG)  # who comes as soon as the address is printed waits, and is not refused
@@ -126,6 +129,7 @@ def run_server(
             Server(app).run(sockets=[listening])
         finally:
             gc.unfreeze()
+            gc.set_threshold(*thresholds)
     latency = {str(steps): ms for steps, ms in service.latency.items()}
     return Served(service.served.name, address, latency, int(service.samples), int(service.batches))
 
@@ -157,6 +161,7 @@ def _bound(host: str, port: int, guarded: bool) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UNREAD)  # each connection's is like it
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT)
         listening.bind(place)
     except OSError as error:
         listening.close()

@@ -11,10 +11,10 @@ from typing import TypeVar
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from adatape.config import Images
+from adatape.config import Budget
 from adatape.serve.batcher import Batcher, Draining, Full
 from adatape.serve.bodies import Bodies
-from adatape.serve.budgets import Setting, setting_of, within_latency
+from adatape.serve.budgets import asked_budget, within_latency
 from adatape.serve.decoding import Decoders, Gone
 from adatape.serve.engine import Answer, Engine
 from adatape.serve.fair import Client, Turns
@@ -72,23 +72,22 @@ class Service:
         self.gallery = Gallery(served, self.engine, self.batcher)
         self.bodies = Bodies(limits.body, limits.bodies, limits.least_rate, limits.grace)
         self.turns = Turns(limits.requests)
-        channels = served.channels if isinstance(served.experiment.data, Images) else 1
-        self.decoders = Decoders(channels, served.sample.shape[-1], served.exif_orientation, limits.pixels)
+        self.decoders = Decoders(served.channels, served.sample.shape[-1], served.exif_orientation, limits.pixels)
 
     async def classify(
-        self, files: Sequence[File], setting: Setting, client: Client, gone: Gone
+        self, files: Sequence[File], budget: Budget | None, client: Client, gone: Gone
     ) -> list[tuple[Picture, Answer]]:
         """Room first, then decoding, then the model: a full queue costs nothing more than the body."""
 
         async def decoded_and_answered() -> list[tuple[Picture, Answer]]:
             pictures = await self.decoders.pictures(files, client, gone)
-            answers = await self.batcher.ask([each.pixels for each in pictures], setting, client)
+            answers = await self.batcher.ask([each.pixels for each in pictures], budget, client)
             return list(zip(pictures, answers, strict=True))
 
         return await self._with_room(len(files), client, decoded_and_answered)
 
-    async def parity(self, symbols: Tensor, setting: Setting, client: Client) -> Answer:
-        return (await self._with_room(1, client, lambda: self.batcher.ask([symbols], setting, client)))[0]
+    async def parity(self, symbols: Tensor, budget: Budget | None, client: Client) -> Answer:
+        return (await self._with_room(1, client, lambda: self.batcher.ask([symbols], budget, client)))[0]
 
     async def _with_room(self, count: int, client: Client, work: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -111,21 +110,21 @@ class Service:
                 return
             await asyncio.sleep(0)  # the dropped request gives its room back
 
-    def _run(self, samples: Sequence[Tensor], setting: Setting) -> list[Answer]:
-        answers = self.engine.answers(samples, setting)
+    def _run(self, samples: Sequence[Tensor], budget: Budget | None) -> list[Answer]:
+        answers = self.engine.answers(samples, budget)
         self.metrics.batch.observe(len(answers))
         self.batches, self.samples = self.batches + 1, self.samples + len(answers)
         for answer in answers:
             self.metrics.length.observe(answer.tape_length)
         return answers
 
-    def setting(self, steps: int | None, threshold: float | None, latency: float | None = None) -> Setting:
+    def budget(self, steps: int | None, threshold: float | None, latency: float | None = None) -> Budget | None:
         try:
             if latency is None:
-                return setting_of(self.engine.budgets, steps, threshold)
+                return asked_budget(self.served.model, self.engine.default, steps, threshold)
             if steps is not None or threshold is not None:
                 raise ValueError("latency_ms chooses the steps; give it without steps and threshold")
-            return within_latency(self.engine.budgets, self.latency, latency)
+            return within_latency(self.served.model, self.latency, latency)
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
 
