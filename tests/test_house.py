@@ -17,7 +17,7 @@ ORDER = [
     {"config", "dropped", "extras", "validation"},
     {"records"},
     {"atr", "act", "layout", "ragged", "keyed", "graph", "patches", "macs", "losses"},
-    {"banks", "kernels", "reader", "ablation"},
+    {"banks", "kernels", "reader", "ablation", "windows"},
     {"encoder"},
     {"models"},
     {"data"},

@@ -140,7 +140,7 @@ def test_a_type_checker_knows_the_public_names(tmp_path: Path) -> None:
     assert "adatape.models.adatape.AdaTape" in by_line[2]
     assert "adatape.records.Tape" in by_line[3]
     assert 'has no attribute "wrapp"' in by_line[4]
-    assert "bank" in by_line[5]
+    assert 'No overload variant of "wrap"' in by_line[5]
     assert 'Unexpected keyword argument "bankk"' in by_line[6]
 
 

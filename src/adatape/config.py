@@ -175,7 +175,9 @@ class Parity(Record):
 
 
 Crop = Literal["none", "inception", "pad"]
-Source = Literal["digits", "cifar10", "cifar100", "pets", "fashion", "imagenet", "folder", "arrays", "shards"]
+Source = Literal[
+    "digits", "haystack", "cifar10", "cifar100", "pets", "fashion", "imagenet", "folder", "arrays", "shards"
+]
 
 
 @dataclass(frozen=True)

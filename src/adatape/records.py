@@ -25,6 +25,26 @@ class Steps(NamedTuple):
     logits: Tensor | None = None  # (b, t, classes), where every step has logits
 
 
+class Searched(NamedTuple):
+    """Windows at random places that training encoded without gradient."""
+
+    index: Tensor  # type: ignore[assignment]  # (b, s) int64, their cells
+    scores: Tensor  # (b, s), the scan's
+    gate: Tensor  # (b, s)
+    evidence: Tensor  # (b, s, classes)
+
+
+class Places(NamedTuple):
+    """What a reader of windows knows of the windows it read, and of all places in training."""
+
+    scores: Tensor  # (b, t), the scan's logit that the window shows what the label names
+    gate: Tensor  # (b, t), how much the window's evidence counts, as a logit
+    evidence: Tensor  # (b, t, classes), as logits
+    found: Tensor | None = None  # (b, h, w), weights of the guesses of all places, as logits
+    guesses: Tensor | None = None  # (b, h, w, classes), as logits
+    searched: Searched | None = None
+
+
 class Output(NamedTuple):
     """The result of `model(x, output=True)` for every model."""
 
@@ -33,3 +53,4 @@ class Output(NamedTuple):
     ponder: Tensor  # (b,)
     tape: Tape | None = None
     steps: Steps | None = None
+    places: Places | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import importlib
 import zlib
@@ -19,13 +20,14 @@ from PIL import Image
 from adatape.config import Images
 from adatape.data.class_folders import class_folders, files_below
 from adatape.data.decode import FORMATS, MOST_BYTES, REFUSAL, RefusedMode, one_line, open_regular
+from adatape.data.haystack import COUNTS, SIDE, Haystack, make_haystack
 from adatape.data.imageset import Files, ImageSet, Pixels
 from adatape.extras import how_to_install
 from adatape.keyed import key_of, keys_of
 
 Split = Literal["train", "validation", "test"]
 
-DIGITS_TEST, VALIDATION = 101, 102  # first words of the keys, so that the two splits are independent
+DIGITS_TEST, VALIDATION, HAYSTACK = 101, 102, 103  # first words of keys, so that their draws are independent
 KNOWN_CLASSES = {"cifar10": 10, "cifar100": 100, "pets": 37, "fashion": 10, "imagenet": 1000}
 
 
@@ -103,6 +105,22 @@ def _digits(config: Images, train: bool) -> ImageSet:  # noqa: ARG001  every sou
     labels = digits.target.astype(np.int64)
     test = stratified(labels, 360, key_of(DIGITS_TEST))
     return Pixels([str(digit) for digit in range(10)], labels, images).part(np.flatnonzero(test != train))
+
+
+def _haystack(config: Images, train: bool) -> ImageSet:
+    made = haystack_of(train)
+    if config.size != SIDE:
+        raise ValueError(f"size is {config.size}; canvases of source haystack are {SIDE} pixels wide")
+    return Pixels([str(digit) for digit in range(10)], made.labels, made.images)
+
+
+@functools.cache
+def haystack_of(train: bool) -> Haystack:
+    """Canvases of scikit-learn's digits; those of the test set show digits that no training canvas has."""
+    digits = _digits(Images("digits"), train)
+    assert isinstance(digits, Pixels)
+    count = COUNTS["train" if train else "test"]
+    return make_haystack(digits.pixels[..., 0], digits.labels, count, seed=key_of(HAYSTACK, int(train)) % 2**32)
 
 
 def _named(config: Images, train: bool) -> ImageSet:
@@ -256,6 +274,7 @@ TORCHVISION: dict[str, Callable[[Images, Path, bool], ImageSet]] = {
 }
 SOURCES: dict[str, Callable[[Images, bool], ImageSet]] = {
     "digits": _digits,
+    "haystack": _haystack,
     "folder": _from_folder,
     "arrays": _arrays,
     **dict.fromkeys(TORCHVISION, _named),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from timm.models.vision_transformer import VisionTransformer
 
@@ -15,8 +15,11 @@ from adatape.models.adaptive import check_backbone
 from adatape.models.adatape import AdaTape
 from adatape.models.join import QueryName, TapeJoin
 from adatape.models.registry import SIZES, register, split
+from adatape.models.windows import EncoderName, WindowOptions, WindowTape
+from adatape.windows.answers import Labels
 
 BankName = Literal["input", "learn"]
+WINDOW_FIELDS = [field.name for field in dataclasses.fields(WindowOptions)]
 READING_FIELDS = [field.name for field in dataclasses.fields(Reading)]
 JOIN_FIELDS = [field.name for field in dataclasses.fields(TapeJoin)]
 
@@ -46,6 +49,24 @@ class WrapOptions(TypedDict, total=False):
     sample_budgets: bool
 
 
+class WrapWindowsOptions(TypedDict, total=False):
+    """The fields of `WindowOptions`, for type checkers; a test holds that they are the same."""
+
+    window: int
+    view: int | tuple[int, int] | None
+    steps: int
+    floor: float
+    layer: int | None
+    labels: Labels
+    encoder: EncoderName
+    search: int
+    cell: int
+    scan_scale: int
+    scan_fold: int
+    scan_width: int
+
+
+@overload
 def wrap(
     vit: VisionTransformer,
     bank: BankName | Bank = "input",
@@ -54,20 +75,59 @@ def wrap(
     bank_size: int = 10_000,
     reading: Reading | None = None,
     **options: Unpack[WrapOptions],
-) -> AdaTape:
-    """Adds a tape to an existing ViT; before training the output is the ViT's.
+) -> AdaTape: ...
 
-    `options` are `reader` and fields of `TapeJoin` and `Reading`. The bank is initialised from the ViT's patch
-    embedding. `gate` is True by default; with `gate=False` all heads attend to the tape from the start. The ViT's
-    blocks are kept: a tape_ffn with "blocks" needs a ViT built with `block_fn=TapeBlocksFrom(layer)`.
+
+@overload
+def wrap(
+    vit: VisionTransformer,
+    bank: Literal["windows"],
+    *,
+    image: tuple[int, int],
+    **options: Unpack[WrapWindowsOptions],
+) -> WindowTape: ...
+
+
+def wrap(
+    vit: VisionTransformer,
+    bank: BankName | Literal["windows"] | Bank = "input",
+    *,
+    image: tuple[int, int] | None = None,
+    patch: int = 8,
+    bank_size: int = 10_000,
+    reading: Reading | None = None,
+    **options: Any,
+) -> AdaTape | WindowTape:
+    """Adds a tape to an existing ViT; before training the output is the ViT's (but for bank="windows").
+
+    With bank="windows" it reads windows of images of size `image` (height, width), and `options` are the fields of
+    `WindowOptions`. Otherwise they are `reader` and the fields of `TapeJoin` and `Reading`, and the bank is initialised
+    from the ViT's patch embedding. `gate` is True by default; with `gate=False` every head attends to the tape at once.
+    The ViT keeps its blocks: tape_ffn with "blocks" needs a ViT built with `block_fn=TapeBlocksFrom(layer)`.
     """
     check_backbone(vit)
+    if bank == "windows":
+        return _wrap_windows(vit, image, options)
+    if image is not None:
+        raise ValueError(f"image is {image}; only bank='windows' takes it, other banks see what the ViT sees")
     fields, join, rest = split_options(dict(options))
     source = make_bank(bank, vit, patch, bank_size)
     if source is not bank:
         source.start_from(vit)
     like, reading = next(vit.parameters()), dataclasses.replace(reading or default_reading(bank), **fields)
     model = AdaTape(vit, source, reading, TapeJoin(**{"gate": True, **join}), **rest)
+    return model.to(like.device, like.dtype).train(vit.training)
+
+
+def _wrap_windows(vit: VisionTransformer, image: tuple[int, int] | None, options: dict[str, Any]) -> WindowTape:
+    if image is None:
+        raise ValueError("image is None; bank='windows' needs the size of the images, as in image=(800, 1360)")
+    strange = sorted(options.keys() - set(WINDOW_FIELDS))
+    if strange:
+        raise TypeError(f"{strange[0]} is not an option of bank='windows', which are {', '.join(WINDOW_FIELDS)}")
+    height, width = image
+    like = next(vit.parameters())
+    model = WindowTape(vit, (height, width), WindowOptions(**options))
     return model.to(like.device, like.dtype).train(vit.training)
 
 
@@ -85,7 +145,7 @@ def make_bank(bank: BankName | Bank, vit: VisionTransformer, patch: int, bank_si
         return LearnedBank(bank_size, vit.embed_dim)
     if bank == "input":
         return InputBank(vit.embed_dim, patch=patch, image=vit.patch_embed.img_size, channels=vit.in_chans)
-    raise ValueError(f"bank is {bank!r}; it must be 'input', 'learn' or an adatape.banks.Bank")
+    raise ValueError(f"bank is {bank!r}; it must be 'input', 'learn', 'windows' or an adatape.banks.Bank")
 
 
 def default_reading(bank: BankName | Bank, large: bool = False) -> Reading:

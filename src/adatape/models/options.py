@@ -22,6 +22,7 @@ from adatape.models.join import TapeJoin
 from adatape.models.ponder import PonderNet
 from adatape.models.universal import UniversalStage, build_uvit
 from adatape.models.vit import build_vit3ffn
+from adatape.models.windows import WindowOptions
 
 Kinds = dict[str, tuple[Any, ...]]
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
@@ -46,9 +47,9 @@ def _written_kinds(hint: Any) -> list[Any]:
     return [hint] if hint in WORDS or get_origin(hint) is Literal or numbers else []
 
 
-WRAPPING = _named_kinds(making.wrap, AdaTape, TapeJoin, Reading)
+WRAPPING = _named_kinds(making.wrap, AdaTape, TapeJoin, Reading, WindowOptions)
 SHAPING = _named_kinds(
-    *(making.build, making.wrap, AdaTape, TapeJoin, Reading, retrofit.build),
+    *(making.build, making.wrap, AdaTape, TapeJoin, Reading, WindowOptions, retrofit.build),
     *(build_uvit, UniversalStage, AViT, PonderNet, build_vit3ffn, VisionTransformer),
 )
 

@@ -12,18 +12,19 @@ from timm.models.vision_transformer import VisionTransformer
 
 from adatape.models.adaptive import Adaptive, filter_checkpoint
 from adatape.models.adatape import AdaTape
-from adatape.models.making import JOIN_FIELDS, READING_FIELDS, wrap
+from adatape.models.making import JOIN_FIELDS, READING_FIELDS, WINDOW_FIELDS, wrap
 from adatape.models.registry import SETTINGS, split
 
 default_cfgs = generate_default_cfgs({"adatape": SETTINGS})  # timm looks up this name
 ABOUT_IMAGES = ("input_size", "num_classes", "mean", "std", "interpolation", "crop_pct", "crop_mode", "license")
-OWN = {*inspect.signature(wrap).parameters, *inspect.signature(AdaTape).parameters, *JOIN_FIELDS, *READING_FIELDS}
+OWN = {*inspect.signature(wrap).parameters, *inspect.signature(AdaTape).parameters}
+OWN |= {*JOIN_FIELDS, *READING_FIELDS, *WINDOW_FIELDS}
 OWN -= {"vit", "reading", "join", "options"}
 # Only these: timm.create_model also takes files and URLs of weights, which a release's config.json could name.
 BACKBONES = inspect.signature(VisionTransformer).parameters
 
 
-def build(*, backbone: str, **options: Any) -> AdaTape:
+def build(*, backbone: str, **options: Any) -> Adaptive:
     """Creates and wraps a ViT by its name in timm's registry; `options` are those of `wrap` and of that ViT."""
     own, rest = split(options, OWN)
     if "blocks" in own.get("tape_ffn", ""):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from adatape.config import Experiment
 from adatape.recipes.cifar import cifar10, cifar100
 from adatape.recipes.digits import digits
+from adatape.recipes.haystack import haystack
 from adatape.recipes.imagenet import deit, imagenet, plainvit, pretrain
 from adatape.recipes.parity import parity, parity_small
 from adatape.recipes.transfer import finetune, images
@@ -15,6 +16,7 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
     "parity": parity,
     "parity-small": parity_small,
     "digits": digits,
+    "haystack": haystack,
     "cifar10": cifar10,
     "cifar100": cifar100,
     "images": images,

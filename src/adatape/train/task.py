@@ -79,7 +79,9 @@ def build_image_model(model: ImageModel, size: int, channels: int, classes: int,
         raise ValueError(f"model.name is {model.name!r}; `adatape models` lists ours, timm.list_models() all")
     check_options("model.options", model.options)
     check_wrap("model.wrap", model.wrap or {})
-    given: dict[str, Any] = {"img_size": size, "in_chans": channels, "num_classes": classes}
+    large = model.wrap is not None and model.wrap.get("bank") == "windows"
+    given: dict[str, Any] = {"in_chans": channels, "num_classes": classes}
+    given |= {} if large else {"img_size": size}
     for option, value in given.items():
         if model.options.get(option, value) != value:
             said = f"model.options.{option} is {model.options[option]!r}"
@@ -95,6 +97,8 @@ def build_image_model(model: ImageModel, size: int, channels: int, classes: int,
             given["pretrained_cfg_overlay"] = {"state_dict": read_weights(Path(model.pretrained)), "custom_load": False}
     named = partial(timm.create_model, model.name)
     built = construct(named, model.name, model.options, "model.options", **given)
+    if large:
+        return construct(partial(wrap, built, image=(size, size)), "adatape.wrap", model.wrap or {}, "model.wrap")
     _check_fits(built, size)
     if model.wrap is not None:
         built = construct(partial(wrap, built), "adatape.wrap", model.wrap, "model.wrap")

@@ -1,0 +1,38 @@
+"""Haystack: a few digits of 8 pixels on a canvas of 128, which a model has to find before it can read them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from adatape.config import Engine, Experiment, ImageModel, Images, NotNegative, Optimizer, Quantity, Seed, Whole
+
+SIDE, VIEW, WINDOW = 128, 32, 16
+SHAPE: dict[str, Any] = {"embed_dim": 64, "depth": 2, "num_heads": 2}
+
+
+def haystack(
+    system: Literal["adatape", "plainvit"] = "adatape",
+    reads: Quantity = 8,
+    steps: Whole = 1500,
+    lr: NotNegative = 1e-3,
+    seed: Seed = 0,
+) -> Experiment:
+    """One to four small digits of one class on a large canvas, among distractors: AdaTape reads windows of it.
+
+    adatape train haystack
+    """
+    if system == "adatape":
+        tape = {"bank": "windows", "window": WINDOW, "view": VIEW, "steps": reads, "layer": 1, "cell": WINDOW // 2}
+        tape |= {"encoder": "convolutions", "scan_scale": 1, "scan_fold": 4}
+        model = ImageModel("vit_tiny_patch16_224", {**SHAPE, "img_size": VIEW, "patch_size": 8}, wrap=tape)
+    else:
+        model = ImageModel("vit_tiny_patch16_224", {**SHAPE, "depth": 3, "patch_size": 16})
+    return Experiment(
+        recipe="haystack",
+        data=Images("haystack", size=SIDE, validate_on=0.1, exif_orientation=True),
+        model=model,
+        optimizer=Optimizer(lr, 50, steps, batch=32, weight_decay=0.05, schedule="cosine"),
+        seed=seed,
+        evaluate_every=max(1, steps // 6),
+        engine=Engine(checkpoint_every=max(1, steps // 2), log_every=20, workers=0),
+    )

@@ -1,0 +1,125 @@
+"""Scan: a thin convolutional network that looks at every place of a large image and scores it."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class ScanShape(NamedTuple):
+    """How an image becomes a grid of cells: shrunk by `scale`, `fold` × `fold` pixels as channels, then convolutions.
+
+    The first convolution sees 2 × 2 folded pixels; one of 3 × 3 follows for each stride. A cell is
+    scale × fold × the product of strides pixels wide.
+    """
+
+    scale: int
+    fold: int
+    widths: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def cell(self) -> int:
+        return self.scale * self.fold * math.prod(self.strides)
+
+
+def scan_shape(cell: int = 16, scale: int = 2, fold: int = 2, width: int = 16) -> ScanShape:
+    """Strides of 2 until a cell is `cell` pixels wide, and one convolution more; widths are 1, 2, 3, 3, … × `width`."""
+    halvings = round(math.log2(cell / (scale * fold))) if min(cell, scale, fold) > 0 else -1
+    if halvings < 0 or scale * fold * 2**halvings != cell:
+        raise ValueError(f"cell is {cell}; it must be scan_scale × scan_fold = {scale * fold} times a power of two")
+    widths = tuple(width * factor for factor in (1, 2, *[3] * halvings))[: halvings + 2]
+    return ScanShape(scale, fold, widths, (2,) * halvings + (1,))
+
+
+class Scanned(NamedTuple):
+    """What a scan says of every cell, in float32."""
+
+    scores: Float[Tensor, "b h w"]  # logit of: a window here shows what the label names
+    found: Float[Tensor, "b h w"] | None  # weight of the cell's guess in the mixture of all guesses, as a logit
+    guesses: Float[Tensor, "b h w classes"] | None  # the label, guessed from this cell alone
+
+
+class Scan(nn.Module):
+    """Scores for cells of an image; with `classes`, also a guess of the label at every cell (for training).
+
+    Batch norms: a LayerNorm over 16 channels of millions of places takes longer than the convolutions.
+    """
+
+    def __init__(self, channels: int, shape: ScanShape, classes: int = 0) -> None:
+        super().__init__()
+        self.shape = shape
+        layers = _convolution(channels * shape.fold**2, shape.widths[0], 2)
+        for i, o, stride in zip(shape.widths[:-1], shape.widths[1:], shape.strides, strict=True):
+            layers += _convolution(i, o, 3, stride, 1)
+        self.layers = nn.Sequential(*layers)
+        self.score = nn.Conv2d(shape.widths[-1], 1, 1)
+        self.score.bias = nn.Parameter(torch.full((1,), -3.0))  # few places show anything
+        self.guess = nn.Conv2d(shape.widths[-1], 1 + classes, 1) if classes else None
+
+    def forward(self, images: Float[Tensor, "b ch height width"]) -> Scanned:
+        x = self.features(images)
+        scores = self.score(x)[:, 0].float()
+        if self.guess is None or not self.training:
+            return Scanned(scores, None, None)
+        found, guesses = self.guess(x).float().split([1, self.guess.out_channels - 1], 1)
+        return Scanned(scores, found[:, 0], guesses.movedim(1, -1))
+
+    def features(self, images: Float[Tensor, "b ch height width"]) -> Float[Tensor, "b c h w"]:
+        scale, fold, cell = self.shape.scale, self.shape.fold, self.shape.cell
+        height, width = images.shape[-2:]
+        x = F.pad(images, (0, -width % cell, 0, -height % cell))
+        x = F.avg_pool2d(x, scale) if scale > 1 else x
+        x = F.pixel_unshuffle(x, fold).contiguous(memory_format=torch.channels_last)
+        return self.layers(F.pad(x, (0, 1, 0, 1)))  # a cell's 2 × 2 begins at its own corner
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of cells."""
+        return -(-height // self.shape.cell), -(-width // self.shape.cell)
+
+    def centres(self, index: Int[Tensor, "*n"], columns: int) -> Int[Tensor, "*n 2"]:
+        """Pixel (row, column) at the middle of cells, which are numbered row by row."""
+        at = torch.stack([index // columns, index % columns], -1)
+        return at * self.shape.cell + self.shape.cell // 2
+
+    def macs(self, height: int, width: int) -> int:
+        rows, columns = self.grid(height, width)
+        unit = math.prod(self.shape.strides)
+        h, w, total = rows * unit, columns * unit, 0
+        for layer in self.layers:
+            if isinstance(layer, nn.Conv2d):
+                h, w = h // layer.stride[0], w // layer.stride[1]
+                total += h * w * layer.weight.numel()
+        return total + rows * columns * self.score.weight.numel()
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False), nn.BatchNorm2d(outputs), nn.GELU()]
+
+
+def highest_apart(
+    scores: Float[Tensor, "b h w"], count: int
+) -> tuple[Int[Tensor, "b count"], Float[Tensor, "b count"]]:
+    """The highest cells, highest first, and their scores: a cell beside a higher one is left out, with score -∞."""
+    highest_around = F.max_pool2d(scores[:, None], 3, stride=1, padding=1)[:, 0]
+    peaks = scores.masked_fill(scores < highest_around, -math.inf)
+    top, index = peaks.flatten(1).topk(count)
+    return index, top
+
+
+def cut_windows(
+    images: Float[Tensor, "b ch height width"], centres: Int[Tensor, "b t 2"], size: int
+) -> Float[Tensor, "b t ch size size"]:
+    """Windows around centres; zero outside the image."""
+    height, width = images.shape[-2:]
+    offset = torch.arange(size, device=images.device) - size // 2
+    rows, columns = centres[..., 0, None] + offset, centres[..., 1, None] + offset  # (b, t, size)
+    within = ((rows >= 0) & (rows < height))[..., :, None] & ((columns >= 0) & (columns < width))[..., None, :]
+    batch = torch.arange(images.shape[0], device=images.device)[:, None, None, None]
+    rows, columns = rows.clamp(0, height - 1)[..., :, None], columns.clamp(0, width - 1)[..., None, :]
+    return (images.movedim(1, -1)[batch, rows, columns] * within[..., None]).movedim(-1, 2)

@@ -1,0 +1,253 @@
+"""Reading windows of a large image: where the scan looks, what is encoded, and what the answer is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch.utils.flop_counter import FlopCounterMode
+
+import adatape
+from adatape.config import Images
+from adatape.data.haystack import DIGIT, make_haystack
+from adatape.data.images import haystack_of, open_images
+from adatape.macs import total
+from adatape.models.making import WrapWindowsOptions
+from adatape.models.windows import WindowOptions, WindowTape
+from adatape.windows.answers import OneLabel, SeveralLabels
+from adatape.windows.scan import Scan, cut_windows, highest_apart, scan_shape
+
+IMAGE = (96, 128)
+
+
+def small_vit(**options: Any) -> VisionTransformer:
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2}
+    return VisionTransformer(**{**shape, "num_classes": 5, **options}).eval()
+
+
+def small(**options: Any) -> WindowTape:
+    model = adatape.wrap(small_vit(), "windows", image=IMAGE, **{"window": 16, "cell": 8, "steps": 4, **options})
+    torch.manual_seed(1)
+    for layer in model.scan.modules():  # running statistics of an untrained scan would make all cells alike
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.running_mean.normal_(0, 0.1)  # type: ignore[union-attr]
+    return model.eval()
+
+
+def images(count: int = 3, seed: int = 2) -> torch.Tensor:
+    return torch.randn(count, 3, *IMAGE, generator=torch.Generator().manual_seed(seed))
+
+
+def read(model: WindowTape, x: torch.Tensor, key: torch.Tensor | None = None) -> Any:
+    return model(x, output=True, key=key)
+
+
+def test_a_window_is_what_lies_around_its_centre_and_zero_outside() -> None:
+    x = images(2)
+    centres = torch.tensor([[[48, 60], [0, 0]], [[95, 127], [20, 8]]])
+    windows = cut_windows(x, centres, 16)
+    assert torch.equal(windows[0, 0], x[0, :, 40:56, 52:68])
+    assert torch.equal(windows[0, 1][:, 8:, 8:], x[0, :, :8, :8])
+    assert not windows[0, 1][:, :8].any()
+    assert torch.equal(windows[1, 0][:, :9, :9], x[1, :, 87:, 119:])
+
+
+def test_no_two_neighbouring_cells_are_chosen_and_the_highest_comes_first() -> None:
+    scores = torch.randn(4, 12, 9, generator=torch.Generator().manual_seed(0))
+    index, top = highest_apart(scores, 6)
+    assert torch.equal(top, top.sort(1, descending=True).values)
+    assert torch.equal(index[:, 0], scores.flatten(1).argmax(1))
+    at = torch.stack([index // 9, index % 9], -1)
+    apart = (at[:, :, None] - at[:, None]).abs().amax(-1) + 9 * torch.eye(6, dtype=torch.int64)
+    assert apart.min() >= 2
+
+
+def test_a_cell_sees_its_own_place() -> None:
+    """A bright spot moves the score of the cell whose middle is nearest, whatever the shape of the scan."""
+    for cell, scale, fold in ((16, 2, 2), (8, 1, 2), (16, 2, 4)):
+        torch.manual_seed(0)
+        scan = Scan(1, scan_shape(cell, scale, fold, 4)).eval()
+        for p in scan.parameters():
+            p.data.abs_()
+        blank = torch.zeros(1, 1, 100, 130)
+        spot = blank.clone()
+        index = torch.tensor(3 * scan.grid(100, 130)[1] + 5)
+        row, column = scan.centres(index, scan.grid(100, 130)[1]).tolist()
+        spot[..., row - 1 : row + 1, column - 1 : column + 1] = 50
+        with torch.no_grad():
+            moved = (scan(spot).scores - scan(blank).scores).abs()[0]
+        assert moved.shape == scan.grid(100, 130)
+        assert moved.flatten()[index] >= 0.5 * moved.max() > 0
+
+
+def test_a_budget_of_nothing_is_the_vit_on_the_view() -> None:
+    model, x = small(view=32, layer=2), images()
+    model.set_budget(0)
+    seen = torch.nn.functional.interpolate(x, (32, 32), mode="bilinear", antialias=True)
+    assert torch.equal(model(x), model.vit(seen))
+
+
+@pytest.mark.parametrize("options", [{}, {"view": 32, "layer": 2}, {"encoder": "convolutions"}, {"labels": "several"}])
+def test_an_image_is_read_alone_as_in_a_batch(options: dict[str, Any]) -> None:
+    model, x = small(**options), images()
+    together = read(model, x)
+    for n in range(len(x)):
+        alone = read(model, x[n : n + 1])
+        assert torch.equal(alone.tape.index[0], together.tape.index[n])
+        torch.testing.assert_close(alone.logits[0], together.logits[n], rtol=1e-4, atol=1e-5)
+
+
+def test_a_smaller_budget_reads_the_first_windows_of_a_larger_one() -> None:
+    model, x = small(), images()
+    four = read(model, x).tape.index
+    model.set_budget(2)
+    assert torch.equal(read(model, x).tape.index, four[:, :2])
+
+
+def test_windows_below_the_floor_are_hidden_and_change_nothing() -> None:
+    model, x = small(view=32, layer=2), images(8)
+    weight = read(model, x).tape.weight[..., 0]
+    model.floor = float(weight.median())
+    out = read(model, x)
+    assert torch.equal(out.tape.mask, weight > model.floor)
+    assert 0 < out.tape.length.float().mean() < model.most
+    for n, length in enumerate(out.tape.length.tolist()):
+        model.set_budget(length)
+        torch.testing.assert_close(model(x[n : n + 1])[0], out.logits[n], rtol=1e-4, atol=1e-5)
+        model.set_budget()
+
+
+def test_only_windows_that_are_read_are_encoded() -> None:
+    model, x = small(encoder="convolutions"), images(2)
+    seen = []
+    assert model.encoder is not None
+    model.encoder.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+    model(x)
+    model.set_budget(1)
+    model(x)
+    assert seen == [2 * 4, 2 * 1]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"view": 32, "layer": 2}, {"encoder": "convolutions", "view": (24, 32), "layer": 1}]
+)
+def test_the_cost_is_what_pytorch_counts(options: dict[str, Any]) -> None:
+    model = small(**options)
+    for steps in (0, 1, 4) if model.view else (1, 4):
+        model.set_budget(steps)
+        with FlopCounterMode(display=False) as counter:
+            model(images(1))
+        assert total(model.cost()).macs == counter.get_total_flops() // 2
+
+
+def test_one_label_is_a_mixture_of_what_windows_say() -> None:
+    gate, evidence = (
+        torch.tensor([[0.0, math.log(3.0), 5.0]]),
+        torch.log(torch.tensor([[[0.9, 0.1], [0.2, 0.8], [1, 1]]])),
+    )
+    logits = OneLabel().combined(None, gate, evidence, torch.tensor([[True, True, False]]))
+    torch.testing.assert_close(logits.exp(), torch.tensor([[0.25 * 0.9 + 0.75 * 0.2, 0.25 * 0.1 + 0.75 * 0.8]]))
+
+
+def test_several_labels_are_a_noisy_or_of_what_windows_say() -> None:
+    gate, evidence = torch.tensor([[0.0, 1.0]]), torch.tensor([[[2.0, -1.0], [0.5, 0.3]]])
+    view = torch.tensor([[-1.0, 0.5]])
+    each = gate.sigmoid()[..., None] * evidence.sigmoid()
+    expected = 1 - (1 - view.sigmoid()) * (1 - each[:, 0]) * (1 - each[:, 1])
+    logits = SeveralLabels().combined(view, gate, evidence, torch.ones(1, 2, dtype=torch.bool))
+    torch.testing.assert_close(logits.sigmoid(), expected)
+    none = SeveralLabels().combined(view, gate, evidence, torch.zeros(1, 2, dtype=torch.bool))
+    torch.testing.assert_close(none, view)
+
+
+@pytest.mark.parametrize("search", [0, 12])
+@pytest.mark.parametrize("labels", ["one", "several"])
+def test_every_part_learns(labels: str, search: int) -> None:
+    model = small(labels=labels, search=search, view=32, layer=2).train()
+    target = torch.tensor([0, 3, 2]) if labels == "one" else torch.tensor([[1.0, 0, 0, 1, 0], [0] * 5, [0, 1, 0, 0, 0]])
+    kind: Any = "softmax" if labels == "one" else "sigmoid"
+    loss = model.loss(read(model, images(), torch.arange(3)), target, 0.0, kind)
+    loss.backward()
+    assert loss.isfinite()
+    idle = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert idle == []
+
+
+def test_what_teaches_the_scan_does_not_change_windows() -> None:
+    model = small().train()
+    out = read(model, images(), torch.arange(3))
+    shares = torch.eye(5)[:3]
+    model._teaching(out.places.scores, out.places.gate, out.places.evidence, shares, out.tape.mask).backward()
+    assert all(p.grad is None for p in model.head.parameters())
+    assert model.scan.score.weight.grad is not None
+
+
+def test_random_places_of_training_belong_to_a_samples_key() -> None:
+    model = small(search=12).train()
+    x, key = images(), torch.tensor([5, 6, 7])
+    with torch.no_grad():
+        model.scan.eval()  # whose batch norms would see another batch
+        index = read(model, x, key).places.searched.index
+        assert torch.equal(read(model, x[1:2], key[1:2]).places.searched.index[0], index[1])
+        assert not torch.equal(read(model, x, key + 1).places.searched.index, index)
+
+
+def test_it_compiles_in_one_graph() -> None:
+    model, x = small(view=32, layer=2), images()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"window": 200}, "window is 200; it must fit the image, 96 × 128"),
+        ({"layer": 9}, "layer is 9"),
+        ({"cell": 12}, "cell is 12"),
+        ({"steps": 60}, "steps is 60"),
+        ({"labels": "many"}, "labels is 'many'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_by_name(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        small(**options)
+
+
+def test_windows_need_the_size_of_images_and_know_their_options() -> None:
+    with pytest.raises(ValueError, match="image is None"):
+        adatape.wrap(small_vit(), "windows")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="bankk is not an option"):
+        adatape.wrap(small_vit(), "windows", image=IMAGE, bankk=1)  # type: ignore[call-overload]
+
+
+def test_type_checkers_know_the_options_of_windows() -> None:
+    assert set(WrapWindowsOptions.__annotations__) == {field.name for field in dataclasses.fields(WindowOptions)}
+
+
+def test_a_canvas_is_a_function_of_seed_and_number() -> None:
+    digits = np.random.default_rng(0).integers(1, 255, (40, DIGIT, DIGIT)).astype(np.uint8)
+    labels = np.arange(40) % 10
+    few, more = (make_haystack(digits, labels, count, seed=3) for count in (3, 6))
+    assert all(np.array_equal(a, b[:3]) for a, b in zip(few, more, strict=True))
+    assert not np.array_equal(few.images, make_haystack(digits, labels, 3, seed=4).images)
+    for image, label, count, corners in zip(*more, strict=True):
+        for top, left in corners[:count]:
+            stamp = image[top : top + DIGIT, left : left + DIGIT, 0]
+            assert any(np.array_equal(stamp, digit) for digit in digits[labels == label])
+
+
+def test_test_canvases_show_digits_that_no_training_canvas_has() -> None:
+    train, test = (open_images(Images("digits"), split).pixels for split in ("train", "test"))
+    assert train is not None
+    assert test is not None
+    seen = {digit.tobytes() for digit in train}
+    canvases = haystack_of(False)
+    for image, count, corners in zip(canvases.images[:50], canvases.digits[:50], canvases.corners[:50], strict=True):
+        for top, left in corners[:count]:
+            assert np.ascontiguousarray(image[top : top + DIGIT, left : left + DIGIT]).tobytes() not in seen
