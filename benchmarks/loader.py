@@ -28,7 +28,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from adatape.config import Augment, Images
-from adatape.data.batch import Part
+from adatape.data.batch import Shard
 from adatape.data.images import open_images
 from adatape.data.loaders import PREFETCHED, DecodingLoader
 from adatape.data.sampler import Order
@@ -66,7 +66,7 @@ def ours(folder: Path, batch: int, workers: int) -> Iterator[Any]:
     augment = Augment(crop="inception", area=AREA, flip=True, randaug=OPERATIONS, magnitude=MAGNITUDE)
     data = Images("folder", str(folder), SIZE, augment)
     images = open_images(data, "train")
-    loader = DecodingLoader(images, data, Order(len(images), batch, 0), Part(), torch.device("cpu"), workers)
+    loader = DecodingLoader(images, data, Order(len(images), batch, 0), Shard(), torch.device("cpu"), workers)
     return loader.decoded(0, 0, batch)
 
 

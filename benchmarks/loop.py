@@ -23,8 +23,8 @@ import torch
 from record import Row, add_rows, parser_of
 
 from adatape.config import Augment, Engine, Experiment, ImageModel, Images, Optimizer
-from adatape.train.loop import Trainer
-from adatape.train.run import Record
+from adatape.train.run import RunLogger
+from adatape.train.trainer import Trainer
 
 PAPER = Augment(crop="inception", area=(0.05, 1.0), flip=True, randaug=2, magnitude=15.0, mixup=0.5, smoothing=0.1)
 
@@ -70,27 +70,27 @@ def timed(sides: dict[str, Callable[[], None]], rounds: int, steps: int, wait: C
     return took
 
 
-def saves(record: Record, count: int = 3) -> list[float]:
+def saves(logger: RunLogger, count: int = 3) -> list[float]:
     """Seconds of each save, at different steps; the first also allocates memory that the others reuse."""
     took = []
     for _ in range(count):
-        record.trainer.step += 1
-        record.saver.wait()
+        logger.trainer.step += 1
+        logger.saver.wait()
         began = time.perf_counter()
-        record.save()
+        logger.save()
         took.append(time.perf_counter() - began)
-    record.saver.wait()
+    logger.saver.wait()
     return took
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> Row:
     trainer = Trainer(experiment(arguments, cifar_sized(folder, arguments.images)), arguments.device)
-    record = Record(trainer, folder, lambda _: None, {})
+    logger = RunLogger(trainer, folder, lambda _: None, {})
     steps, batch = trainer.train(10**6), next(trainer.task.batches(0))
 
     def whole() -> None:
         for stats in itertools.islice(steps, arguments.steps):
-            record.after(stats)
+            logger.on_step(stats)
 
     def bare() -> None:
         for _ in range(arguments.steps):
@@ -101,10 +101,10 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Row:
             pass
 
     wait = torch.cuda.synchronize if arguments.device == "cuda" else lambda: None
-    with record:
+    with logger:
         sides = {"whole": whole, "bare": bare, "loader": loader}
         took = timed(sides, arguments.rounds, arguments.steps, wait)
-        saved = saves(record)
+        saved = saves(logger)
     median = {name: statistics.median(values) for name, values in took.items()}
     with_saves = median["whole"] + 1e3 * saved[-1] / arguments.checkpoint_every
     return {

@@ -23,7 +23,7 @@ from record import add_rows, parser_of, settings_of
 from torch import Tensor, nn
 
 import adatape
-from adatape.config import Reading
+from adatape.config import ReaderConfig
 from adatape.evaluate.speed import interleaved, repeats_within, spread
 from adatape.models import AViT
 from adatape.models.avit import tokens_per_layer
@@ -37,7 +37,7 @@ Sides = dict[str, Callable[[], Any]]
 def tape_sides(arguments: argparse.Namespace, size: int, longest: int) -> tuple[Sides, float]:
     """All blocks on random tokens and tapes, and the fraction of padded rows that are visible."""
     vit = timm.create_model(arguments.model, img_size=size, class_token=False, global_pool="avg")
-    reading = Reading(steps=longest, merge=1, threshold=longest / 2)
+    reading = ReaderConfig(steps=longest, merge=1, threshold=longest / 2)
     wrapped = adatape.wrap(vit, "learn", bank_size=longest, reading=reading, gate=False, tape_ffn="none", layer=0)
     model = ready(wrapped, arguments)
     batch, inputs, width = arguments.batch, model.vit.patch_embed.num_patches, model.embed_dim

@@ -14,9 +14,9 @@ from record import add_rows, parser_of
 from torch import Tensor
 
 from adatape.banks import Bank, InputBank, LearnedBank
-from adatape.config import Reading
+from adatape.config import ReaderConfig
+from adatape.cuda_graphs import WARM_UP_CALLS, cuda_graphed
 from adatape.evaluate.speed import repeats_within, seconds_per_call
-from adatape.graph import WARM_UP_CALLS, captured
 from adatape.reader import TapeReader
 
 ROUNDS, SECONDS = 9, 0.05
@@ -25,7 +25,7 @@ ROUNDS, SECONDS = 9, 0.05
 def microseconds(bank: Bank, width: int, batch: int, device: str) -> float:
     """Median over rounds; every row reads all its tokens."""
     bank, on_gpu = bank.to(device), device == "cuda"
-    reader = TapeReader(width, Reading(steps=10, merge=5, threshold=10.0), bank.size).to(device).eval()
+    reader = TapeReader(width, ReaderConfig(steps=10, merge=5, threshold=10.0), bank.size).to(device).eval()
     query, images = torch.randn(batch, width, device=device), torch.randn(batch, 3, 224, 224, device=device)
 
     def tokens(query: Tensor, images: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def microseconds(bank: Bank, width: int, batch: int, device: str) -> float:
         with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=on_gpu):
             return (compiled(query, images),)
 
-    call = captured(read) if on_gpu else read
+    call = cuda_graphed(read) if on_gpu else read
     for _ in range(WARM_UP_CALLS + 1):
         call()
     wait = torch.cuda.synchronize if on_gpu else lambda: None

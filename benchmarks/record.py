@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from adatape.train.files import whole
+from adatape.train.files import atomic_write
 from adatape.train.folder import environment
 
 Row = dict[str, Any]
@@ -21,7 +21,7 @@ def add_rows(out: Path, rows: Sequence[Row], device: str, **more: Any) -> None:
     every = {row["case"]: row for row in map(json.loads, lines)}
     every |= {row["case"]: row | {"environment": found} for row in rows}
     out.parent.mkdir(parents=True, exist_ok=True)
-    with whole(out) as partial:
+    with atomic_write(out) as partial:
         partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in every.values()))
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from record import Row, add_rows
 
 from adatape.evaluate.bench import Spec, reference_of, spec_of
-from adatape.evaluate.sides import How, build_side
+from adatape.evaluate.timed_models import TimingSettings, build_timed
 
 OF_ENVIRONMENT = ("hardware", "torch", "commit", "date")  # fields of every row
 
@@ -70,8 +70,8 @@ def warm(side: tuple[str, str, int]) -> None:
 
 def build(name: str, mode: str, batch: str) -> None:
     spec = spec_of(name)
-    how = How(mode=mode, batch=int(batch), device="cuda", precision="bf16", compile="default")  # type: ignore[arg-type]
-    build_side(spec.name, spec.options, how)
+    how = TimingSettings(mode=mode, batch=int(batch), device="cuda", precision="bf16", compile="default")  # type: ignore[arg-type]
+    build_timed(spec.name, spec.options, how)
 
 
 def sides(part: Part) -> list[tuple[str, str, int]]:

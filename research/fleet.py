@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 from adatape.config import Experiment
+from adatape.cuda_graphs import Tensors, cuda_graphed, raised_recompile_limit
 from adatape.data.batch import Batch
-from adatape.graph import Tensors, captured, room_to_compile
-from adatape.train.distributed import local_device
 from adatape.train.folder import load_config, new_folder
-from adatape.train.loop import Stats, Trainer
-from adatape.train.run import Record, Watch
+from adatape.train.parallel import local_device
+from adatape.train.run import OnStatus, RunLogger
 from adatape.train.stop import Stop, Stopped
 from adatape.train.sweep import combinations
 from adatape.train.task import Task, build_for
+from adatape.train.trainer import Stats, Trainer
 
 SHOWN = ("accuracy", "length_mean", "gflops", "steps", "error")
 COMPILED_FOR_EACH = 4  # graphs per model: training, evaluation, the last batch of a set, and one spare
@@ -65,7 +65,7 @@ class Fleet:
         self.trainers = [first, *(Trainer(other, device, task=_shared(first.task, other)) for other in experiments[1:])]
         on_gpu = first.device.type == "cuda"
         self.streams = [torch.cuda.Stream() for _ in self.trainers] if on_gpu else []
-        self.update = captured(self._update) if on_gpu else self._update
+        self.update = cuda_graphed(self._update) if on_gpu else self._update
 
     def train(self) -> Iterator[list[Stats]]:
         """Trains all steps; yields the figures of every trainer."""
@@ -106,7 +106,7 @@ def _shared(task: Task, experiment: Experiment) -> Task:
 
 
 def run_together(
-    experiments: Sequence[Experiment], folders: Sequence[Path], device: str, watch: Watch = lambda _: None
+    experiments: Sequence[Experiment], folders: Sequence[Path], device: str, watch: OnStatus = lambda _: None
 ) -> list[dict[str, Any]]:
     """As `run` for each experiment, with the same folders; `watch` gets the first run. It cannot resume.
 
@@ -118,32 +118,32 @@ def run_together(
             for experiment, folder in zip(experiments, folders, strict=True):
                 held.enter_context(new_folder(folder, experiment, device, begun=lambda: fleet.trainers[0].step > 0))
             watches = [watch, *[lambda _: None] * (len(folders) - 1)]
-            records = [Record(*each, facts={}) for each in zip(fleet.trainers, folders, watches, strict=True)]
-            errors: dict[Record, str] = {}
-            with ExitStack() as open_records:
-                for record in records:
-                    open_records.enter_context(record)
+            loggers = [RunLogger(*each, facts={}) for each in zip(fleet.trainers, folders, watches, strict=True)]
+            errors: dict[RunLogger, str] = {}
+            with ExitStack() as open_loggers:
+                for logger in loggers:
+                    open_loggers.enter_context(logger)
                 for step, each in enumerate(fleet.train(), 1):
-                    _note(records, each, errors)
+                    _note(loggers, each, errors)
                     if stop.code is not None and step < experiments[0].optimizer.steps:
                         raise Stopped(stop.code, f"stopped at step {step}; runs side by side begin anew")
-            seconds = records[0].seconds
+            seconds = loggers[0].seconds
         return [
-            {"error": errors[record]} if record in errors else record.conclude(seconds=seconds, together=len(records))
-            for record in records
+            {"error": errors[logger]} if logger in errors else logger.finalize(seconds=seconds, together=len(loggers))
+            for logger in loggers
         ]
 
 
-def _note(records: Sequence[Record], each: Sequence[Stats], errors: dict[Record, str]) -> None:
-    for record, stats in zip(records, each, strict=True):
-        if record not in errors:
+def _note(loggers: Sequence[RunLogger], each: Sequence[Stats], errors: dict[RunLogger, str]) -> None:
+    for logger, stats in zip(loggers, each, strict=True):
+        if logger not in errors:
             try:
-                record.after(stats)
+                logger.on_step(stats)
             except ValueError as error:  # non-finite loss
-                errors[record] = str(error)
-    if records[0].trainer.step % records[0].experiment.evaluate_every == 0:
-        for record in records:
-            record.restart_clock()
+                errors[logger] = str(error)
+    if loggers[0].trainer.step % loggers[0].experiment.evaluate_every == 0:
+        for logger in loggers:
+            logger.restart_clock()
 
 
 def _room_for(experiments: Sequence[Experiment]) -> AbstractContextManager[None]:
@@ -152,7 +152,7 @@ def _room_for(experiments: Sequence[Experiment]) -> AbstractContextManager[None]
         return nullcontext()
     if True in ways:
         torch.compiler.reset()  # graphs of earlier fleets count against the limit; those of blocks are reused
-    return room_to_compile(COMPILED_FOR_EACH * len(experiments))
+    return raised_recompile_limit(COMPILED_FOR_EACH * len(experiments))
 
 
 def _check_alike(experiments: Sequence[Experiment]) -> None:

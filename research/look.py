@@ -24,14 +24,14 @@ from rows import add_rows, row_of
 from torch import Tensor, nn
 
 from adatape.config import Images
+from adatape.cuda_graphs import WARM_UP_CALLS, Tensors, cuda_graphed
 from adatape.data.loaders import Labelled
-from adatape.evaluate.budget import apply_budget, look, scaled_budget
+from adatape.evaluate.budget import apply_budget, collect_rows, scaled_budget
 from adatape.evaluate.difficulty import spearman
 from adatape.evaluate.reading import Reads, collect
 from adatape.evaluate.speed import seconds_per_call
-from adatape.graph import WARM_UP_CALLS, Tensors, captured
-from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
+from adatape.models.base import Adaptive
 from adatape.train.evaluate import test_batches
 from adatape.train.fewshot import fewshot_run
 from adatape.train.folder import load_run
@@ -94,7 +94,7 @@ def throughput(model: Adaptive, x: Tensor) -> float:
         with torch.autocast("cuda", torch.bfloat16):
             return (model(x),)
 
-    call = captured(answer)
+    call = cuda_graphed(answer)
     for _ in range(WARM_UP_CALLS + 1):
         call(x)
     took = [seconds_per_call(lambda: call(x), 20, torch.cuda.synchronize) for _ in range(5)]
@@ -107,7 +107,7 @@ def at_budgets(model: AdaTape, test: Callable[[], Iterator[Labelled]]) -> list[d
     for steps in sorted({most * share // 8 for share in EIGHTHS}):
         budget = scaled_budget(model, steps)
         apply_budget(model, budget)
-        seen = look(model, test())
+        seen = collect_rows(model, test())
         accuracy, length, macs = (each.double().mean().item() for each in (seen.right, seen.length, seen.macs))
         figures = {"accuracy": accuracy, "length_mean": length, "gflops_mean": macs / 1e9}
         rows.append({**budget.__dict__, **figures})

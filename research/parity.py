@@ -30,8 +30,8 @@ from rows import Row, add_rows
 from adatape.data.parity import held_out_set
 from adatape.models.adatape import AdaTape
 from adatape.recipes import parity_small
-from adatape.train.journal import METRICS, lines_of
-from adatape.train.loop import Trainer
+from adatape.train.logger import METRICS, lines_of
+from adatape.train.trainer import Trainer
 
 ADATAPE = [sys.executable, "-m", "adatape.cli"]
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from adatape.train.files import whole
-from adatape.train.journal import METRICS, lines_of
+from adatape.train.files import atomic_write
+from adatape.train.logger import METRICS, lines_of
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parents[1] / "results"
@@ -31,7 +31,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 

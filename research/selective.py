@@ -15,15 +15,15 @@ from jaxtyping import Bool, Float, Int
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from adatape.atr import take, wide
+from adatape.atr import at_least_float32, take
 from adatape.banks import Bank
-from adatape.config import Reading
-from adatape.keyed import keys_of, uniform
+from adatape.config import ReaderConfig
+from adatape.counter_rng import keys_of, uniform
 from adatape.macs import linear_macs
 from adatape.models.adatape import AdaTape
-from adatape.models.execution import Joined
+from adatape.models.build import BankName, build, default_reader_config, wrap
+from adatape.models.execution import BlocksInput
 from adatape.models.join import TapeJoin
-from adatape.models.making import BankName, build, default_reading, wrap
 from adatape.reader import TapeReader
 from adatape.records import Tape
 
@@ -43,9 +43,9 @@ class SelectiveReader(TapeReader):
     gradient too, and one model can be used with any floor.
     """
 
-    finds, always_full = False, False
+    use_kernels, always_full = False, False
 
-    def __init__(self, width: int, reading: Reading, bank_size: int, floor: float = FLOOR) -> None:
+    def __init__(self, width: int, reading: ReaderConfig, bank_size: int, floor: float = FLOOR) -> None:
         super().__init__(width, dataclasses.replace(reading, bank_dropout=0.0), bank_size)
         self.reading = reading  # hidden tokens only make a gated tape shorter
         self.built_floor = floor
@@ -59,7 +59,7 @@ class SelectiveReader(TapeReader):
         nn.init.ones_(self.need.bias)  # initial gates are 0.73 on average, so that all tokens can be read
 
     @staticmethod
-    def tokens_needed(reading: Reading) -> int:
+    def tokens_needed(reading: ReaderConfig) -> int:
         return reading.steps
 
     def set_floor(self, floor: float | None = None) -> None:
@@ -95,9 +95,9 @@ class SelectiveReader(TapeReader):
         return asked + bank_size * (linear_macs(self.answer) + self.reading.query_width) if tape else 0
 
     def _scores(self, query: Float[Tensor, "b d"], bank: Float[Tensor, "*b c d"]) -> Float[Tensor, "b c"]:
-        asked, answers = wide(self.ask(query)), wide(self.answer(bank))
+        asked, answers = at_least_float32(self.ask(query)), at_least_float32(self.answer(bank))
         d = asked @ answers.mT if answers.dim() == 2 else (answers @ asked[..., None]).squeeze(-1)
-        return d / self.reading.query_width**0.5 + wide(self.need(query))
+        return d / self.reading.query_width**0.5 + at_least_float32(self.need(query))
 
     def _drawn_floor(self, like: Float[Tensor, "b d"], key: Int[Tensor, "b"] | None) -> Float[Tensor, "b 1"]:
         if key is None:
@@ -132,25 +132,25 @@ class SelectiveAdaTape(AdaTape):
     """AdaTape with the selective reader: gates weight attention to tape rows, which are not pooled."""
 
     def __init__(
-        self, vit: VisionTransformer, bank: Bank, reading: Reading, join: TapeJoin, floor: float = FLOOR
+        self, vit: VisionTransformer, bank: Bank, reading: ReaderConfig, join: TapeJoin, floor: float = FLOOR
     ) -> None:
         super().__init__(vit, bank, dataclasses.replace(reading, bank_dropout=0.0), join)
         self.reader = SelectiveReader(vit.embed_dim, reading, bank.size, floor)
         self.pooled = False
 
-    def attention_masks(self, joined: Joined, tape: Tape) -> Sequence[Any]:
+    def attention_masks(self, blocks_input: BlocksInput, tape: Tape) -> Sequence[Any]:
         """Biases of the tokens' gates, and of the heads' gates if there are any."""
-        own = token_bias(joined.visible, tape.weight.squeeze(-1)).to(joined.rows.dtype)
-        masks = super().attention_masks(joined, tape)
+        own = token_bias(blocks_input.visible, tape.weight.squeeze(-1)).to(blocks_input.rows.dtype)
+        masks = super().attention_masks(blocks_input, tape)
         return [own] * len(masks) if self.gate is None else [bias + own for bias in masks]
 
-    def _weighs_keys(self) -> bool:
+    def _has_key_bias(self) -> bool:
         return True
 
 
 def build_selective(floor: float = FLOOR, bank: BankName = "input", **options: Any) -> SelectiveAdaTape:
-    """A model from scratch with the options of `adatape.models.making.build`; by default without a threshold."""
-    bank_dropout = options.get("bank_dropout", default_reading(bank).bank_dropout)
+    """A model from scratch with the options of `adatape.models.build.build`; by default without a threshold."""
+    bank_dropout = options.get("bank_dropout", default_reader_config(bank).bank_dropout)
     return _selective(build(bank=bank, **_settled(options)), floor, bank_dropout)
 
 
@@ -158,14 +158,14 @@ def wrap_selective(
     vit: VisionTransformer, floor: float = FLOOR, bank: BankName | Bank = "input", **options: Any
 ) -> SelectiveAdaTape:
     """Wraps an existing ViT with the options of `adatape.wrap`."""
-    bank_dropout = options.get("bank_dropout", default_reading(bank).bank_dropout)
+    bank_dropout = options.get("bank_dropout", default_reader_config(bank).bank_dropout)
     made = _selective(wrap(vit, bank, **_settled(options)), floor, bank_dropout)
     return made.to(next(vit.parameters())).train(vit.training)
 
 
 def _settled(options: dict[str, Any]) -> dict[str, Any]:
     """Default options: a threshold of `steps`, which gates of at most 1 never reach, and no check of hidden tokens."""
-    return {"threshold": float(options.get("steps", Reading.steps)), "merge": 1, **options, "bank_dropout": 0.0}
+    return {"threshold": float(options.get("steps", ReaderConfig.steps)), "merge": 1, **options, "bank_dropout": 0.0}
 
 
 def _selective(made: AdaTape, floor: float, bank_dropout: float) -> SelectiveAdaTape:

@@ -28,9 +28,9 @@ from rows import add_rows, read_rows, row_of
 
 from adatape.config import Experiment
 from adatape.recipes import RECIPES
-from adatape.train.run import Moment
+from adatape.train.run import TrainStatus
 from adatape.train.stop import Stopped
-from adatape.train.sweep import experiment_of, worded
+from adatape.train.sweep import experiment_of, parse_run
 
 SEEDS = (0, 1, 2)
 DEPTH = "model.options.depth"
@@ -50,7 +50,7 @@ class Run(NamedTuple):
 
     @property
     def command(self) -> str:
-        system, keywords, fields = worded(RECIPES[self.recipe], self.words)
+        system, keywords, fields = parse_run(RECIPES[self.recipe], self.words)
         given = " ".join(_flag(name.replace("_", "-"), value) for name, value in keywords.items())
         sets = "".join(f" --set {word}" for word in self.words.split() if word.partition("=")[0] in fields)
         return f"adatape train {self.recipe} --system {system} {given} --seed {self.seed}{sets}".replace("  ", " ")
@@ -170,11 +170,11 @@ def train(runs: list[Run], arguments: argparse.Namespace) -> None:
         print(f"{given.folder} {told}", flush=True)
 
 
-def say(moment: Moment) -> None:
+def say(status: TrainStatus) -> None:
     """Prints the progress of the first run of a fleet, at most ten times."""
-    if moment.step == moment.steps or moment.step % max(1, moment.steps // 10) == 0:
-        pace = f"{moment.samples_per_second:,.0f}/s"
-        print(f"step {moment.step} of {moment.steps}: loss {moment.loss:.3f}, {pace}", flush=True)
+    if status.step == status.steps or status.step % max(1, status.steps // 10) == 0:
+        pace = f"{status.samples_per_second:,.0f}/s"
+        print(f"step {status.step} of {status.steps}: loss {status.loss:.3f}, {pace}", flush=True)
 
 
 def work(arguments: argparse.Namespace, runs: list[Run]) -> None:

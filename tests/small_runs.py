@@ -25,7 +25,7 @@ from adatape.recipes.digits import digits
 from adatape.recipes.parity import parity_small
 from adatape.recipes.systems import System
 from adatape.train.checkpoint import newest_good
-from adatape.train.journal import lines_of
+from adatape.train.logger import lines_of
 from adatape.train.sweep import with_fields
 from adatape.train.weights import digest
 

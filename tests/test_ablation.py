@@ -12,12 +12,12 @@ from timm.models.vision_transformer import VisionTransformer
 import adatape.models
 from adatape.ablation import ActReader, FixedTokens, ParallelReader
 from adatape.atr import read_tape
-from adatape.config import Reading
+from adatape.config import ReaderConfig
 from adatape.encoder import TapeBlock
 from adatape.models import AdaTape
 
 SMALL = {"img_size": 32, "depth": 3, "num_classes": 5, "patch_size": 8, "bank_patch": 4, "bank_size": 80}
-READING = Reading(steps=6, threshold=1.5, merge=4, query_width=8)
+READING = ReaderConfig(steps=6, threshold=1.5, merge=4, query_width=8)
 READERS = ["parallel", "fixed", "act", "act-after-norm"]
 
 

@@ -12,11 +12,11 @@ from timm.optim import param_groups_layer_decay
 
 import adatape
 import adatape.models
-from adatape.config import Reading
+from adatape.config import ReaderConfig
 from adatape.encoder import TapeBlocksFrom
-from adatape.layout import fill_hidden
 from adatape.models import AdaTape, wrap
-from adatape.models.adaptive import filter_checkpoint
+from adatape.models.base import filter_checkpoint
+from adatape.packing import fill_hidden
 from adatape.records import Output
 
 NAMES = [f"adatape_{size}_patch{patch}_224" for size in ("tiny", "small", "base", "large") for patch in (16, 32)]
@@ -266,7 +266,7 @@ def test_gradient_checkpointing_changes_nothing() -> None:
 def test_wrap_takes_a_vit_as_it_is() -> None:
     vit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=3, num_classes=5).eval()
     before = vit(images())
-    model = adatape.wrap(vit, bank="input", patch=4, reading=Reading(steps=4, threshold=1.0)).eval()
+    model = adatape.wrap(vit, bank="input", patch=4, reading=ReaderConfig(steps=4, threshold=1.0)).eval()
     assert model.vit is vit
     assert model(images()).shape == (6, 5)
     model.set_budget(steps=0)

@@ -13,7 +13,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from adatape.atr import highest, read_tape, scores, summable, take
+from adatape.atr import as_float64, highest, read_tape, scores, take
 
 
 @dataclass
@@ -229,7 +229,7 @@ def test_equal_keys_score_equally_wherever_they_stand(dtype: torch.dtype, own: b
     for size in (7, 33, 130):
         which = torch.randint(0, 3, (size,))
         base = torch.randn(*((5,) if own else ()), 3, 64, dtype=dtype)
-        d = scores(torch.randn(5, 64, dtype=dtype), summable(base[..., which, :]))
+        d = scores(torch.randn(5, 64, dtype=dtype), as_float64(base[..., which, :]))
         assert d.dtype == dtype
         for symbol in range(3):
             same = d[:, which == symbol]

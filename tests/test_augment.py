@@ -10,11 +10,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from adatape.config import Augment
+from adatape.counter_rng import keys_of, uniform
 from adatape.data import augment as varying
 from adatape.data import randaug
-from adatape.data.augment import centre, centre_one, finish, vary, vary_one
+from adatape.data.augment import augment_image, augment_images, center_crop, center_crop_image, scale_and_erase
 from adatape.data.mixing import Mixing, draw_mixing, mixed, targets
-from adatape.keyed import keys_of, uniform
 
 FULL = Augment(crop="inception", flip=True, randaug=2, jitter=1.0, erase=0.5)
 EXACT = ("equalize", "invert", "posterize", "solarize", "solarize_add", "cutout")  # whole numbers all through
@@ -209,7 +209,7 @@ def test_crops_keep_their_share_of_the_image_and_stay_inside(shape: tuple[int, i
 
 def test_a_crop_of_the_whole_image_is_the_image() -> None:
     images = smooth_images(5)
-    assert torch.equal(as_bytes(vary(images, keys(5), Augment(crop="inception", area=(1, 1)), 32)), images)
+    assert torch.equal(as_bytes(augment_images(images, keys(5), Augment(crop="inception", area=(1, 1)), 32)), images)
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (45, 60)])
@@ -217,16 +217,16 @@ def test_crop_and_flip_are_the_same_in_a_batch_and_alone(shape: tuple[int, int])
     images = smooth_images(12, 3, *shape)
     for crop in ("inception", "pad", "none"):
         augment = Augment(crop=crop, flip=True)
-        alone = torch.stack([vary_one(x, int(k), augment, 24) for x, k in zip(images, keys(12), strict=True)])
-        assert levels_apart(as_bytes(vary(images, keys(12), augment, 24)), alone).max() <= 1, crop
+        alone = torch.stack([augment_image(x, int(k), augment, 24) for x, k in zip(images, keys(12), strict=True)])
+        assert levels_apart(as_bytes(augment_images(images, keys(12), augment, 24)), alone).max() <= 1, crop
 
 
 def test_whole_pipelines_agree_on_nearly_every_pixel() -> None:
     """Not all pixels: later contrast operations amplify rounding differences."""
     images = smooth_images(64)
-    batched = vary(images, keys(64), FULL, 32)
-    alone = torch.stack([vary_one(x, int(k), FULL, 32) for x, k in zip(images, keys(64), strict=True)])
-    apart = (batched - finish(alone, keys(64), FULL)).abs()
+    batched = augment_images(images, keys(64), FULL, 32)
+    alone = torch.stack([augment_image(x, int(k), FULL, 32) for x, k in zip(images, keys(64), strict=True)])
+    apart = (batched - scale_and_erase(alone, keys(64), FULL)).abs()
     assert (apart > 0.05).float().mean() < 0.01
 
 
@@ -236,13 +236,13 @@ def test_a_picture_is_varied_as_its_tensor(mode: str) -> None:
     before = picture(image).tobytes()
     shown = picture(image)
     for key in range(20):
-        assert torch.equal(vary_one(shown, key, FULL, 32), vary_one(image, key, FULL, 32))
+        assert torch.equal(augment_image(shown, key, FULL, 32), augment_image(image, key, FULL, 32))
         assert shown.tobytes() == before
 
 
 def test_a_padded_crop_shifts_by_whole_pixels_over_grey() -> None:
     images = smooth_images(300, 1, 12)
-    varied = as_bytes(vary(images, keys(300), Augment(crop="pad", pad=2), 12))
+    varied = as_bytes(augment_images(images, keys(300), Augment(crop="pad", pad=2), 12))
     bordered = torch.nn.functional.pad(images, (2,) * 4, value=randaug.FILL)
     frames = torch.stack([bordered[..., r : r + 12, c : c + 12] for r in range(5) for c in range(5)])
     matches = (frames == varied).flatten(2).all(-1)
@@ -252,7 +252,7 @@ def test_a_padded_crop_shifts_by_whole_pixels_over_grey() -> None:
 
 def test_half_of_the_images_are_mirrored() -> None:
     images = smooth_images(1, 1, 8).expand(4000, -1, -1, -1)
-    varied = as_bytes(vary(images, keys(4000), Augment(flip=True), 8))
+    varied = as_bytes(augment_images(images, keys(4000), Augment(flip=True), 8))
     mirrored = (varied == images.flip(-1)).flatten(1).all(1)
     assert bool(((varied == images).flatten(1).all(1) ^ mirrored).all())
     assert mirrored.float().mean() == pytest.approx(0.5, abs=0.03)
@@ -260,23 +260,23 @@ def test_half_of_the_images_are_mirrored() -> None:
 
 def test_a_sample_depends_on_its_key_alone() -> None:
     images = smooth_images(16)
-    together = vary(images, keys(16), FULL, 32)
+    together = augment_images(images, keys(16), FULL, 32)
     order = torch.randperm(16)
-    assert torch.equal(vary(images[order], keys(16)[order], FULL, 32), together[order])
+    assert torch.equal(augment_images(images[order], keys(16)[order], FULL, 32), together[order])
     for index in range(0, 16, 5):
-        alone = vary(images[index : index + 1], keys(16)[index : index + 1], FULL, 32)
+        alone = augment_images(images[index : index + 1], keys(16)[index : index + 1], FULL, 32)
         assert torch.equal(alone[0], together[index])
 
 
 def test_other_keys_vary_otherwise() -> None:
     image = smooth_images(1).expand(64, -1, -1, -1)
-    varied = vary(image, keys(64), FULL, 32)
+    varied = augment_images(image, keys(64), FULL, 32)
     assert len(varied.flatten(1).unique(dim=0)) == 64
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_results_are_finite_float32_within_one(channels: int) -> None:
-    varied = vary(smooth_images(64, channels), keys(64), FULL, 24)
+    varied = augment_images(smooth_images(64, channels), keys(64), FULL, 24)
     assert varied.shape == (64, channels, 24, 24)
     assert varied.dtype == torch.float32
     assert varied.min() >= -1
@@ -285,9 +285,11 @@ def test_results_are_finite_float32_within_one(channels: int) -> None:
 
 def test_without_settings_an_image_stays_as_it_is() -> None:
     images = smooth_images(4)
-    torch.testing.assert_close(vary(images, keys(4), Augment(), 32), images.float() / 127.5 - 1, rtol=0, atol=0)
-    assert torch.equal(vary_one(images[0], 5, Augment(), 32), images[0])
-    assert torch.equal(finish(images, keys(4), Augment()), vary(images, keys(4), Augment(), 32))
+    torch.testing.assert_close(
+        augment_images(images, keys(4), Augment(), 32), images.float() / 127.5 - 1, rtol=0, atol=0
+    )
+    assert torch.equal(augment_image(images[0], 5, Augment(), 32), images[0])
+    assert torch.equal(scale_and_erase(images, keys(4), Augment()), augment_images(images, keys(4), Augment(), 32))
 
 
 def test_magnitudes_scatter_about_the_set_one_and_never_below_zero() -> None:
@@ -308,7 +310,7 @@ def test_one_strength_for_all_is_each_ones_strength(name: str) -> None:
 
 def test_erasing_fills_boxes_with_noise_at_its_rate() -> None:
     images = torch.full((2000, 3, 32, 32), 200, dtype=torch.uint8)
-    erased = finish(images, keys(2000), Augment(erase=0.25))
+    erased = scale_and_erase(images, keys(2000), Augment(erase=0.25))
     gone = (erased - (200 / 127.5 - 1)).abs().amax(1) > 1e-6
     shares = gone.float().mean((1, 2))
     hit = shares > 0
@@ -324,9 +326,9 @@ def test_erasing_fills_boxes_with_noise_at_its_rate() -> None:
 
 def test_an_unknown_mode_or_crop_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="image has mode P; it must be L or RGB"):
-        vary_one(Image.new("P", (8, 8)), 0, Augment(), 8)
+        augment_image(Image.new("P", (8, 8)), 0, Augment(), 8)
     with pytest.raises(ValueError, match="crop is 'square'; it must be none, inception or pad"):
-        vary(smooth_images(1), keys(1), Augment(crop="square"), 8)  # type: ignore[arg-type]
+        augment_images(smooth_images(1), keys(1), Augment(crop="square"), 8)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -334,17 +336,17 @@ def test_an_unknown_mode_or_crop_is_refused_by_name() -> None:
 )
 def test_centres_agree_in_a_batch_and_alone(shape: tuple[int, int], size: int) -> None:
     images = smooth_images(3, 3, *shape)
-    together = centre(images, size)
+    together = center_crop(images, size)
     assert together.shape == (3, 3, size, size)
-    assert levels_apart(together, torch.stack([centre_one(image, size) for image in images])).max() <= 1
-    assert torch.equal(centre_one(picture(images[0]), size), centre_one(images[0], size))
+    assert levels_apart(together, torch.stack([center_crop_image(image, size) for image in images])).max() <= 1
+    assert torch.equal(center_crop_image(picture(images[0]), size), center_crop_image(images[0], size))
 
 
 def test_a_centre_of_the_right_size_is_untouched_and_a_larger_one_shows_seven_eighths() -> None:
     images = smooth_images(2)
-    assert torch.equal(centre(images, 32), images)
+    assert torch.equal(center_crop(images, 32), images)
     ramp = torch.linspace(0, 255, 256).to(torch.uint8).expand(1, 1, 256, 256)
-    assert centre(ramp, 224)[0, 0, 0].tolist() == list(range(16, 240))
+    assert center_crop(ramp, 224)[0, 0, 0].tolist() == list(range(16, 240))
 
 
 def test_a_mixed_sample_takes_from_the_next() -> None:
@@ -410,8 +412,8 @@ def test_a_gpu_never_waits_for_a_value(crop: str) -> None:
     with FakeTensorMode():
         images = torch.empty(8, 3, 40, 48, dtype=torch.uint8, device="cuda")
         ids = torch.empty(8, dtype=torch.int64, device="cuda")
-        x, y = vary(images, ids, augment, 32), targets(ids, 10, 0.1)
+        x, y = augment_images(images, ids, augment, 32), targets(ids, 10, 0.1)
         mixing = Mixing(torch.empty((), device="cuda"), torch.empty(4, dtype=torch.int64, device="cuda"))
         x, y = mixed(x, y, mixing)
         assert x.shape == (7, 3, 32, 32)
-        assert {x.device.type, y.device.type, centre(images, 32).device.type} == {"cuda"}
+        assert {x.device.type, y.device.type, center_crop(images, 32).device.type} == {"cuda"}

@@ -7,10 +7,10 @@ import torch
 
 from adatape.atr import read_tape
 from adatape.banks import InputBank, LearnedBank
-from adatape.config import Reading
+from adatape.config import ReaderConfig
 from adatape.reader import TapeReader, at_random, in_order
 
-SMALL = Reading(steps=3, threshold=1.0, merge=2, query_width=8)
+SMALL = ReaderConfig(steps=3, threshold=1.0, merge=2, query_width=8)
 
 
 def test_the_input_bank_is_the_papers_equation() -> None:
@@ -86,13 +86,13 @@ def test_training_randomness_belongs_to_each_samples_key() -> None:
 
 def test_hiding_is_drawn_per_sample_and_at_its_rate() -> None:
     reader = TapeReader(8, dataclasses.replace(SMALL, bank_dropout=0.1), 1000).train()
-    hidden = reader._hidden(torch.zeros(50, 8), 1000, None)
+    hidden = reader._dropout_mask(torch.zeros(50, 8), 1000, None)
     assert hidden.float().mean() == pytest.approx(0.1, abs=0.01)
     assert not torch.equal(hidden[0], hidden[1])
 
 
 def test_the_threshold_scales_with_steps_unless_given() -> None:
-    reader = TapeReader(64, Reading(), 100)
+    reader = TapeReader(64, ReaderConfig(), 100)
     reader.set_budget(steps=4)
     assert (reader.steps, reader.threshold, reader.reading.merged) == (4, 0.8, 5)
     reader.set_budget(steps=4, threshold=1.5)
@@ -102,7 +102,7 @@ def test_the_threshold_scales_with_steps_unless_given() -> None:
 
 
 def test_a_budget_beyond_the_built_one_warns_and_a_senseless_one_is_refused() -> None:
-    reader = TapeReader(64, Reading(), 100)
+    reader = TapeReader(64, ReaderConfig(), 100)
     with pytest.warns(UserWarning, match="steps is 12; the model was built, and perhaps trained, for at most 10"):
         reader.set_budget(steps=12)
     with pytest.raises(ValueError, match="steps is -1; it must be 0"):
@@ -112,7 +112,7 @@ def test_a_budget_beyond_the_built_one_warns_and_a_senseless_one_is_refused() ->
 
 
 def test_no_budget_is_ever_exceeded() -> None:
-    reader = TapeReader(8, Reading(steps=6, threshold=3.0, query_width=8), 40).eval()
+    reader = TapeReader(8, ReaderConfig(steps=6, threshold=3.0, query_width=8), 40).eval()
     for steps in range(1, 7):
         reader.set_budget(steps=steps)
         assert reader(torch.randn(16, 8), torch.randn(40, 8)).length.max() <= steps
@@ -139,7 +139,7 @@ def test_the_controls_read_unread_tokens_in_their_own_order() -> None:
 @pytest.mark.parametrize("learns", [True, False])
 def test_the_shared_norm_learns_only_where_it_may(learns: bool) -> None:
     bank = LearnedBank(40, 16)
-    reader = TapeReader(16, Reading(steps=3, merge=2, query_width=8, norm_scale=0.5, norm_learns=learns), 40)
+    reader = TapeReader(16, ReaderConfig(steps=3, merge=2, query_width=8, norm_scale=0.5, norm_learns=learns), 40)
     reader(torch.randn(4, 16), bank.open(torch.zeros(4))).tokens.sum().backward()
     assert all((p.grad is not None) == learns for p in reader.norm.parameters())
     assert bank.tokens.grad is not None

@@ -10,7 +10,7 @@ import torch
 from small_runs import tiny
 from torch import Tensor
 
-from adatape.config import Budget, Experiment, Reading, from_dict, to_dict
+from adatape.config import Budget, Experiment, ReaderConfig, from_dict, to_dict
 from adatape.data.loaders import Labelled
 from adatape.evaluate.budget import (
     Point,
@@ -24,14 +24,14 @@ from adatape.evaluate.budget import (
     target_of,
     trained_budget,
 )
-from adatape.layout import hide_beyond
+from adatape.packing import truncate_tape
 from adatape.reader import TapeReader
 from adatape.report.budgets import write_budgets
 from adatape.report.tables import budgets_table
 from adatape.train.budgets import _every_other, _held_out, store_budget
 from adatape.train.folder import WEIGHTS, check_same, load_run, prepare, with_budget
-from adatape.train.loop import Trainer
 from adatape.train.task import build_for
+from adatape.train.trainer import Trainer
 from adatape.train.weights import write_weights
 
 BUDGETED = ["adatape", "ut", "u2t", "uvit", "ponder", "parity adatape", "parity ut"]
@@ -54,8 +54,8 @@ def spread(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def settings(**chosen: object) -> Reading:
-    return Reading(steps=4, threshold=1.5, merge=3, query_width=8, **chosen)  # type: ignore[arg-type]
+def settings(**chosen: object) -> ReaderConfig:
+    return ReaderConfig(steps=4, threshold=1.5, merge=3, query_width=8, **chosen)  # type: ignore[arg-type]
 
 
 def same(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> bool:
@@ -73,7 +73,7 @@ def test_hiding_beyond_a_budget_answers_as_that_budget_does(family: str, monkeyp
         expected = model(IMAGES, output=True)
         model.set_budget()
         few = torch.full((6,), steps)
-        monkeypatch.setattr(type(model.reader), "read", lambda self, *a, few=few: hide_beyond(read(self, *a), few))
+        monkeypatch.setattr(type(model.reader), "read", lambda self, *a, few=few: truncate_tape(read(self, *a), few))
         hidden = model(IMAGES, output=True)
         monkeypatch.undo()
         torch.testing.assert_close(hidden.logits, expected.logits, rtol=1e-4, atol=1e-5)
@@ -87,7 +87,7 @@ def test_hiding_beyond_a_budget_answers_as_that_budget_does(family: str, monkeyp
 def test_a_hidden_token_leaves_no_trace_but_ponder() -> None:
     tape = TapeReader(8, settings(), 20).eval()(torch.randn(5, 8), torch.randn(20, 8))
     budget = torch.tensor([0, 1, 2, 3, 9])
-    cut = hide_beyond(tape, budget)
+    cut = truncate_tape(tape, budget)
     assert cut.length.tolist() == torch.minimum(tape.length, budget).tolist() == cut.mask.sum(1).tolist()
     assert (cut.index[~cut.mask] == -1).all()
     assert not cut.tokens[~cut.mask].any()

@@ -28,7 +28,7 @@ from torch.distributed.fsdp import fully_shard
 
 from adatape.train import checkpoint
 from adatape.train.checkpoint import best, checkpoints, load, newest_good, prune, save, verify
-from adatape.train.stored import DamagedCheckpoint
+from adatape.train.checkpoint_storage import DamagedCheckpoint
 
 KILLS = int(os.environ.get("ADATAPE_KILLS", "2"))
 

@@ -10,8 +10,8 @@ import timm
 import torch
 from small_runs import tiny
 
-from adatape.models.adaptive import Adaptive
-from adatape.train.loop import Trainer
+from adatape.models.base import Adaptive
+from adatape.train.trainer import Trainer
 
 SHAPE = {"img_size": 32, "patch_size": 8, "num_classes": 5}
 TAPE = {"bank_patch": 4, "depth": 5, "layer": 1, "steps": 6}

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import adatape.models  # noqa: F401  registers the models
-from adatape.config import Reading, SequenceModel
+from adatape.config import ReaderConfig, SequenceModel
 from adatape.data.parity import held_out_set
 from adatape.evaluate.cost import cost, total
 from adatape.models.sequence import build_sequence_model
@@ -86,8 +86,8 @@ def test_a_plain_vit_is_counted_by_the_same_formula() -> None:
     assert total(cost(base)).macs / 1e9 == pytest.approx(17.634, rel=0.006)
 
 
-@pytest.mark.parametrize("reading", [None, Reading(4, 2.0, 2, 32)])
-def test_sequence_models_are_counted_too(reading: Reading | None) -> None:
+@pytest.mark.parametrize("reading", [None, ReaderConfig(4, 2.0, 2, 32)])
+def test_sequence_models_are_counted_too(reading: ReaderConfig | None) -> None:
     config = SequenceModel(width=48, depth=2, reading=reading)
     if reading is not None:
         config = dataclasses.replace(config, layer=0, tape_ffn="append+blocks")

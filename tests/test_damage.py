@@ -16,7 +16,7 @@ from small_runs import LONG, fingerprint, no_watch, tiny
 from adatape import cli
 from adatape.report.figures import write_figures
 from adatape.report.tables import figures_table
-from adatape.train.journal import DAMAGED, METRICS, Journal, read_metrics
+from adatape.train.logger import DAMAGED, METRICS, MetricsWriter, read_metrics
 from adatape.train.run import run
 
 pytestmark = pytest.mark.usefixtures("one_order_of_sums")
@@ -28,8 +28,8 @@ class Unplugged(Exception):  # noqa: N818
 
 
 def unplug_at(step: int) -> Callable[[Any], None]:
-    def watch(moment: Any) -> None:
-        if moment.step >= step:
+    def watch(status: Any) -> None:
+        if status.step >= step:
             raise Unplugged
 
     return watch
@@ -77,7 +77,7 @@ def test_a_flipped_bit_in_the_log_never_stops_a_resume(interrupted: Path, undist
             run(EXPERIMENT, out, "cpu", no_watch, resume=True, say=said.append)
             assert fingerprint(out) == fingerprint(undisturbed)
         else:
-            Journal(out, 4, said.append).close()
+            MetricsWriter(out, 4, said.append).close()
         left = read_metrics(out / METRICS)
         assert not left.damaged
         aside = (out / DAMAGED).read_bytes().splitlines() if (out / DAMAGED).exists() else []
@@ -117,11 +117,11 @@ def test_lines_of_any_kind_are_set_aside_as_they_are(tmp_path: Path) -> None:
     good = b'{"kind": "train", "step": 1, "loss": 0.5}'
     (tmp_path / METRICS).write_bytes(b"\n".join([good, *ODD_LINES, b"", good]))
     said: list[str] = []
-    Journal(tmp_path, 9, said.append).close()
+    MetricsWriter(tmp_path, 9, said.append).close()
     assert (tmp_path / DAMAGED).read_bytes().split(b"\n")[:-1] == ODD_LINES
     assert (tmp_path / METRICS).read_bytes() == good + b"\n" + good + b"\n"
     assert said == [f"{tmp_path / METRICS} has damaged lines, moved to {tmp_path / DAMAGED}: {len(ODD_LINES)}"]
-    Journal(tmp_path, 9, pytest.fail).close()
+    MetricsWriter(tmp_path, 9, pytest.fail).close()
 
 
 def test_what_is_set_aside_is_not_written_through_a_link(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_what_is_set_aside_is_not_written_through_a_link(tmp_path: Path) -> None
     (tmp_path / "dear").write_text("dear")
     (tmp_path / DAMAGED).symlink_to(tmp_path / "dear")
     with pytest.raises(OSError, match=DAMAGED):
-        Journal(tmp_path)
+        MetricsWriter(tmp_path)
     assert (tmp_path / "dear").read_text() == "dear"
 
 

@@ -23,11 +23,11 @@ from torch.distributed.tensor import DTensor
 from adatape.config import Augment, Engine, Experiment, Images, Optimizer
 from adatape.recipes.digits import digits
 from adatape.recipes.systems import System
-from adatape.train.distributed import part, whole_state
 from adatape.train.evaluate import score_run
 from adatape.train.folder import load_run
-from adatape.train.loop import Trainer
+from adatape.train.parallel import full_state_dict, this_shard
 from adatape.train.run import plain, run
+from adatape.train.trainer import Trainer
 
 STEPS = 3
 SYSTEMS: tuple[System, ...] = get_args(System)
@@ -94,7 +94,7 @@ def whole(value: Tensor) -> Tensor:
 
 def trace(experiment: Experiment) -> dict[str, Any]:
     """Losses, gradients of every step, and final weights with their average."""
-    trainer = Trainer(experiment, "cpu", part())
+    trainer = Trainer(experiment, "cpu", this_shard())
     gradients: list[dict[str, Tensor]] = []
     step = trainer.stepper.step
 
@@ -116,8 +116,8 @@ def one_rank(rank: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=2)
     found = {(system, way): trace(small(system, WAYS[way])) for system, way in TRACED}
     torch.save(found, Path(folder) / f"{rank}.pt")
-    losses = turn(Trainer(changing(), "cpu", part()), Path(folder) / "turns", TURN)
-    cut = turn(Trainer(changing(WAYS["cut up"]), "cpu", part()), Path(folder) / "turns", TURN, "cut up")
+    losses = turn(Trainer(changing(), "cpu", this_shard()), Path(folder) / "turns", TURN)
+    cut = turn(Trainer(changing(WAYS["cut up"]), "cpu", this_shard()), Path(folder) / "turns", TURN, "cut up")
     torch.save((losses, cut), Path(folder) / f"turn-{rank}.pt")
     results = [run(saved(*each), place_of(folder, *each), "cpu", lambda _: None) for each in SAVED]
     torch.save(results, Path(folder) / f"results-{rank}.pt")
@@ -222,6 +222,6 @@ def test_what_two_processes_save_is_what_they_scored(folder: Path, each: tuple[s
     trainer = Trainer(saved(*each))
     trainer.load(place_of(folder, *each) / "checkpoints" / "step-00000002")
     with trainer.averaged():
-        wanted = whole_state(trainer.model)
+        wanted = full_state_dict(trainer.model)
     assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
     assert trainer.evaluate("test").accuracy == mine["accuracy"]

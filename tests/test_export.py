@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from adatape.banks import LearnedBank
-from adatape.config import Experiment, ImageModel, Images, Optimizer, Parity, Reading, SequenceModel
+from adatape.config import Experiment, ImageModel, Images, Optimizer, Parity, ReaderConfig, SequenceModel
 from adatape.export import SUFFIX, Exported, arguments, export_model, export_run, open_export, write_export
 from adatape.models import PonderNet
-from adatape.models.adaptive import Adaptive
 from adatape.models.adatape import AdaTape
+from adatape.models.base import Adaptive
 from adatape.models.join import TapeJoin
 from adatape.report.tables import export_table
 from adatape.train.folder import load_run, prepare
@@ -40,7 +40,7 @@ MODELS = {
     "learn": ImageModel(TINY, {**TAPE, "bank": "learn"}),
     "wrapped": ImageModel("vit_tiny_patch16_224", {**VIT, "reg_tokens": 1}, wrap={"patch": 4, **READING}),
     "plain": ImageModel("plainvit_tiny_patch16_224", VIT),
-    "parity": SequenceModel(width=32, depth=2, heads=2, reading=Reading(**READING)),  # type: ignore[arg-type]
+    "parity": SequenceModel(width=32, depth=2, heads=2, reading=ReaderConfig(**READING)),  # type: ignore[arg-type]
 }
 # The trace was of batch 3 and tape 2.
 PAIRS = [(1, 0), (1, 1), (5, STEPS), (2, 2), (7, 1), (4, 0), (16, STEPS)]
@@ -164,7 +164,9 @@ def twins() -> AdaTape:
     """A model whose bank tokens come in pairs with equal scores but different values."""
     vit = timm.create_model("vit_tiny_patch16_224", img_size=SIZE, num_classes=3, **{**VIT, "depth": 1})
     bank = LearnedBank(24, 32)
-    model = lively(AdaTape(vit, bank, Reading(**{**READING, "steps": 2, "merge": 3}, norm=False), TapeJoin(layer=0)))  # type: ignore[arg-type]
+    model = lively(
+        AdaTape(vit, bank, ReaderConfig(**{**READING, "steps": 2, "merge": 3}, norm=False), TapeJoin(layer=0))
+    )  # type: ignore[arg-type]
     with torch.no_grad():
         bank.tokens[12:, :16] = bank.tokens[:12, :16]
     return model  # type: ignore[return-value]

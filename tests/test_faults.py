@@ -40,11 +40,11 @@ from torch import Tensor
 
 from adatape import cli
 from adatape.data.batch import Batch
-from adatape.models.adaptive import Adaptive
+from adatape.models.base import Adaptive
 from adatape.train.checkpoint import checkpoints
-from adatape.train.journal import Journal
-from adatape.train.loop import Trainer
+from adatape.train.logger import MetricsWriter
 from adatape.train.run import run
+from adatape.train.trainer import Trainer
 
 STEPS, STEPS_OF_TWO = 40, 80  # `undisturbed` takes STEPS
 SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -262,8 +262,8 @@ def unplugged(*_: Any, **__: Any) -> None:
 
 
 def unplug_at(step: int) -> Callable[[Any], None]:
-    def watch(moment: Any) -> None:
-        if moment.step >= step:
+    def watch(status: Any) -> None:
+        if status.step >= step:
             unplugged()
 
     return watch
@@ -313,7 +313,7 @@ def test_a_disk_too_full_for_the_result_is_one_line_and_the_run_can_still_end(fo
 
 
 def test_a_journal_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+    journal = MetricsWriter(tmp_path)
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"metrics\.jsonl could not be written: No space left on device"):
@@ -331,7 +331,7 @@ def test_a_run_killed_before_it_had_a_config_starts_again(tmp_path: Path) -> Non
 def test_a_run_cut_short_after_it_had_learnt_trains_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment, out = tiny("plainvit", stop_at=0.0, evaluate_every=1, engine__checkpoint_every=1), tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("adatape.train.run.conclude", unplugged)
+        patch.setattr("adatape.train.run.finalize", unplugged)
         with pytest.raises(Unplugged):
             run(experiment, out, "cpu", no_watch)
     assert newest_step(out) == 3

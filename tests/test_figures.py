@@ -18,10 +18,10 @@ from adatape.evaluate.reading import (
     Reads,
     collect,
     inputs_at,
+    parity_example,
     spread_batches,
     taken_counts,
     taken_weights,
-    telling_sequence,
 )
 from adatape.report.figures import budget_rows, write_figures
 from adatape.report.gallery import Grid, _outline, easiest_first, varied
@@ -126,11 +126,11 @@ def test_inputs_come_from_their_places() -> None:
 
 def test_the_telling_sequence_is_odd_and_has_a_mixed_pair() -> None:
     model = build_for(tiny("parity adatape"))
-    told = telling_sequence(model, held_out_set(8, 64))
+    told = parity_example(model, held_out_set(8, 64))
     assert sum(symbol == 1 for symbol in told.symbols) % 2 == 1
     assert any(told.symbols[a] != told.symbols[b] for a, b in told.pairs)
     with pytest.raises(ValueError, match="merge = 2"):
-        telling_sequence(build_for(tiny("parity transformer")), Sequences(*held_out_set(8, 4)))
+        parity_example(build_for(tiny("parity transformer")), Sequences(*held_out_set(8, 4)))
 
 
 def test_easy_is_cheap_and_among_equals_sure() -> None:

@@ -15,10 +15,10 @@ from small_runs import tiny
 
 from adatape.config import to_dict
 from adatape.train.folder import WEIGHTS
-from adatape.train.loop import Stats
-from adatape.train.run import Record, run
+from adatape.train.run import RunLogger, run
 from adatape.train.stop import Stopped
 from adatape.train.sweep import with_fields
+from adatape.train.trainer import Stats
 
 SYSTEMS = ("adatape", "plainvit", "avit")
 
@@ -73,14 +73,14 @@ def test_everyone_begins_with_its_pretrained_weights(tmp_path: Path) -> None:
 
 
 def test_one_that_fails_leaves_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    after = Record.after
+    after = RunLogger.on_step
 
-    def fails(self: Record, stats: Stats) -> None:
+    def fails(self: RunLogger, stats: Stats) -> None:
         if self.out.name == "plainvit" and self.trainer.step == 2:
             raise ValueError("loss was not finite")
         after(self, stats)
 
-    monkeypatch.setattr(Record, "after", fails)
+    monkeypatch.setattr(RunLogger, "on_step", fails)
     experiments = [tiny(system, steps=4) for system in ("adatape", "plainvit")]
     good, bad = run_together(experiments, [tmp_path / "adatape", tmp_path / "plainvit"], "cpu")
     assert good["steps"] == 4
@@ -93,14 +93,14 @@ def test_one_that_fails_leaves_the_others_alone(tmp_path: Path, monkeypatch: pyt
 def test_a_signal_ends_it_unless_all_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, stops: bool
 ) -> None:
-    after = Record.after
+    after = RunLogger.on_step
 
-    def signalled(self: Record, stats: Stats) -> None:
+    def signalled(self: RunLogger, stats: Stats) -> None:
         after(self, stats)
         if self.trainer.step == at:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(Record, "after", signalled)
+    monkeypatch.setattr(RunLogger, "on_step", signalled)
     with pytest.raises(Stopped, match="begin anew") if stops else nullcontext():
         assert len(run_together([tiny("plainvit", steps=3)], [tmp_path / "run"], "cpu")) == 1
 

@@ -44,7 +44,7 @@ from adatape.serve.app import create_app
 from adatape.serve.bodies import Bodies, BodyLimit
 from adatape.serve.fair import Client, Room, Shares, Turns, client_at
 from adatape.serve.limits import host_name
-from adatape.serve.served import Served, load_served
+from adatape.serve.served import ServedModel, load_served
 from adatape.serve.server import TOKEN, read_token
 from adatape.serve.service import Limits
 
@@ -96,7 +96,7 @@ def hostile(address: str, each: int) -> Iterator[list[socket.socket]]:
         yield opened
 
 
-def test_good_clients_are_all_answered_beside_thirty_hostile_connections(served: Served) -> None:
+def test_good_clients_are_all_answered_beside_thirty_hostile_connections(served: ServedModel) -> None:
     app = create_app(served, limits=Limits(queue=64, bodies=400_000, body=100_000))
     with listening(app) as (address, _, _), hostile(address, each=5) as opened:
         assert len(opened) == 30
@@ -109,7 +109,7 @@ def test_good_clients_are_all_answered_beside_thirty_hostile_connections(served:
     assert statuses == [200] * 33
 
 
-def test_exit_waits_for_no_unfinished_body_and_no_unread_answer(served: Served) -> None:
+def test_exit_waits_for_no_unfinished_body_and_no_unread_answer(served: ServedModel) -> None:
     app = create_app(served)
     with listening(app) as (address, server, thread), hostile(address, each=2) as opened:
         wait_until(lambda: len(app.state.service.bodies.arriving) >= 4)
@@ -145,7 +145,9 @@ def asked(app: Any, chunks: list[bytes], client: str = "127.0.0.1", last: bool =
 
 
 @pytest.mark.parametrize("chunks", [[], [PART], [PART, b"a" * 500_000]], ids=["nothing", "little", "much"])
-def test_a_body_that_stops_coming_is_refused_however_much_it_has_brought(served: Served, chunks: list[bytes]) -> None:
+def test_a_body_that_stops_coming_is_refused_however_much_it_has_brought(
+    served: ServedModel, chunks: list[bytes]
+) -> None:
     app = create_app(served, limits=Limits(grace=0.1, least_rate=1000))
     status, detail = asked(app, chunks)
     assert (status, detail) == (408, "the body came in at less than 1,000 bytes a second for 0.1 s")
@@ -172,7 +174,7 @@ def test_unfinished_bodies_of_one_client_leave_room_for_another() -> None:
     assert bodies.room.used == 85
 
 
-def test_where_many_clients_hold_all_there_is_the_greediest_gives_way(served: Served) -> None:
+def test_where_many_clients_hold_all_there_is_the_greediest_gives_way(served: ServedModel) -> None:
     app = create_app(served, limits=Limits(bodies=200_000, body=100_000, grace=60))
     with listening(app) as (address, _, _), contextlib.ExitStack() as stack:
         for number in range(40):
@@ -184,7 +186,7 @@ def test_where_many_clients_hold_all_there_is_the_greediest_gives_way(served: Se
     assert [reply.status_code for reply in replies] == [200] * 10
 
 
-def test_where_many_clients_fill_the_queue_the_greediest_gives_way(served: Served) -> None:
+def test_where_many_clients_fill_the_queue_the_greediest_gives_way(served: ServedModel) -> None:
     app, go_on = create_app(served, limits=Limits(queue=32, requests=2)), threading.Event()
     batcher, good, statuses = app.state.service.batcher, client_at("127.0.0.1"), []
     quick = batcher.run
@@ -277,7 +279,7 @@ def test_clients_are_addresses_in_their_networks() -> None:
 
 
 def test_pixels_of_a_request_are_added_up_before_any_large_image_is_decoded(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[str] = []
     monkeypatch.setattr(decoding, "picture", lambda _, name, *__: decoded.append(name))
@@ -288,7 +290,7 @@ def test_pixels_of_a_request_are_added_up_before_any_large_image_is_decoded(
     assert (reply.json()["detail"], decoded) == (detail, [])
 
 
-def test_small_images_are_answered_while_large_ones_wait(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_images_are_answered_while_large_ones_wait(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     app, go_on = create_app(served), threading.Event()
     real, large = decoding.picture, png(Image.new("1", (1100, 1100)))
 
@@ -309,7 +311,7 @@ def test_small_images_are_answered_while_large_ones_wait(served: Served, monkeyp
     assert inside(app, work) == [200] * 13
 
 
-def test_an_upload_is_opened_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_is_opened_once(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, real = [], Image.open
     monkeypatch.setattr(Image, "open", lambda *given, **named: opened.append(given) or real(*given, **named))
     contents = [png(drawn(0)), png(Image.new("1", (1100, 1100)))]
@@ -318,7 +320,7 @@ def test_an_upload_is_opened_once(served: Served, monkeypatch: pytest.MonkeyPatc
 
 
 def test_large_images_of_a_client_that_has_gone_are_not_decoded(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, decoded = create_app(served), []
     monkeypatch.setattr(decoding, "picture", lambda _, name, *__: decoded.append(name))
@@ -332,7 +334,7 @@ def test_large_images_of_a_client_that_has_gone_are_not_decoded(
     assert decoded == []
 
 
-def test_one_clients_samples_leave_room_in_the_queue_for_anothers(served: Served) -> None:
+def test_one_clients_samples_leave_room_in_the_queue_for_anothers(served: ServedModel) -> None:
     app = create_app(served, limits=Limits(queue=8, batch=1))
     slowed(app, 0.05)
     content = png(drawn(0))
@@ -347,7 +349,7 @@ def test_one_clients_samples_leave_room_in_the_queue_for_anothers(served: Served
 
 
 @pytest.mark.parametrize("kind", ["queue", "bodies", "model"])
-def test_readiness_tells_what_is_exhausted_and_liveness_stays(served: Served, kind: str) -> None:
+def test_readiness_tells_what_is_exhausted_and_liveness_stays(served: ServedModel, kind: str) -> None:
     app = create_app(served, token="s3cret")
     service = app.state.service
 
@@ -383,7 +385,7 @@ def inside_without_end(app: FastAPI, work: Any) -> Any:
 
 
 @pytest.mark.parametrize("charset", ["undefined", "idna", "base64", "nonsense", "utf-16", "\x7f"])
-def test_an_unknown_charset_is_refused_as_such(served: Served, charset: str) -> None:
+def test_an_unknown_charset_is_refused_as_such(served: ServedModel, charset: str) -> None:
     form = httpx.Request("POST", "http://localhost", files=files(png(drawn(0))), data={"steps": "1"})
     kind = form.headers["content-type"]
     app = create_app(served)
@@ -394,13 +396,13 @@ def test_an_unknown_charset_is_refused_as_such(served: Served, charset: str) -> 
 
 
 @pytest.mark.parametrize("charset", ["utf-8", "UTF-8", '"utf-8"', "iso-8859-1"])
-def test_ordinary_charsets_are_taken(served: Served, charset: str) -> None:
+def test_ordinary_charsets_are_taken(served: ServedModel, charset: str) -> None:
     form = httpx.Request("POST", "http://localhost", files=files(png(drawn(0))))
     kind = {"content-type": f"{form.headers['content-type']}; charset={charset}"}
     assert one(create_app(served), "POST", "/v1/classify", content=form.read(), headers=kind).status_code == 200
 
 
-def test_every_answer_tells_a_browser_to_keep_it_to_this_page(served: Served) -> None:
+def test_every_answer_tells_a_browser_to_keep_it_to_this_page(served: ServedModel) -> None:
     app = create_app(served, token="s3cret", limits=Limits(body=1000))
 
     def fails(*_: Any) -> Any:
@@ -445,7 +447,7 @@ def test_every_answer_tells_a_browser_to_keep_it_to_this_page(served: Served) ->
         ("", 400),
     ],
 )
-def test_only_known_names_are_answered(served: Served, given: str, status: int) -> None:
+def test_only_known_names_are_answered(served: ServedModel, given: str, status: int) -> None:
     app = create_app(served, hosts={"model.example"})
     assert one(app, "GET", "/healthz", headers={"host": given}).status_code == status
 
@@ -487,7 +489,7 @@ def test_nothing_beyond_this_machine_is_bound_without_a_token() -> None:
 
 
 def test_headers_that_do_not_end_and_answers_that_are_not_read_end_the_connection(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HEADERS", "WRITING", "IDLE", "SWEEP"):
         monkeypatch.setattr(connections, name, 0.1)
@@ -505,7 +507,7 @@ def test_headers_that_do_not_end_and_answers_that_are_not_read_end_the_connectio
 
 
 def test_connections_beyond_a_clients_share_are_told_so_and_others_come_in(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "HELD", 0.05)
     with listening(create_app(served)) as (address, server, _), contextlib.ExitStack() as stack:
@@ -617,7 +619,7 @@ def test_whoever_waits_is_called_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(map(id, read)) == sorted(map(id, expected))
 
 
-def test_a_request_that_comes_byte_by_byte_is_answered(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_comes_byte_by_byte_is_answered(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "SHORT_WAIT", 0.001)
     with listening(create_app(served)) as (address, _, _), connected(address, "127.0.0.2") as peer:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -633,7 +635,7 @@ def test_there_are_never_more_connections_than_files_that_may_be_opened() -> Non
     assert done.stdout == "768 (1024, 1024)\n"
 
 
-def test_requests_sent_at_once_are_answered_in_order(served: Served) -> None:
+def test_requests_sent_at_once_are_answered_in_order(served: ServedModel) -> None:
     with listening(create_app(served)) as (address, _, _), connected(address, "127.0.0.2") as peer:
         paths = ["/healthz", "/nowhere", "/v1/model"] * 4
         for path in paths:
@@ -643,7 +645,7 @@ def test_requests_sent_at_once_are_answered_in_order(served: Served) -> None:
     assert [int(each[1:4]) for each in told.split(b"HTTP/1.1")[1:]] == [200, 404, 200] * 4 + [200]
 
 
-def test_what_is_not_http_is_answered_in_one_line(served: Served) -> None:
+def test_what_is_not_http_is_answered_in_one_line(served: ServedModel) -> None:
     with listening(create_app(served)) as (address, _, _), connected(address, "127.0.0.2") as peer:
         peer.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         told = said(peer)

@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "adatape"
 ORDER = [
     {"config", "dropped", "extras", "validation"},
     {"records"},
-    {"atr", "act", "layout", "ragged", "keyed", "graph", "patches", "macs", "losses"},
+    {"atr", "act", "packing", "ragged_attention", "counter_rng", "cuda_graphs", "patches", "macs", "losses"},
     {"banks", "kernels", "reader", "ablation", "windows"},
     {"encoder"},
     {"models"},

@@ -23,8 +23,8 @@ from adatape.serve.served import PACKAGED, load_served
 from adatape.train import checkpoint, identity, weights
 from adatape.train.checkpoint import save
 from adatape.train.folder import WEIGHTS, load_config, load_run, load_weights, with_budget
-from adatape.train.loop import Trainer
 from adatape.train.run import run
+from adatape.train.trainer import Trainer
 from adatape.train.weights import read_weights, write_weights
 
 STEPS = 4

@@ -22,12 +22,12 @@ from small_runs import LONG, contents, no_watch, tiny
 from adatape import config
 from adatape.config import Experiment, ImageModel, from_dict, to_dict
 from adatape.serve.server import Server
+from adatape.train.cleanup import absent_folders, removed_on_failure
 from adatape.train.folder import load_config
-from adatape.train.half_made import absent_folders, removed_on_failure
 from adatape.train.launch import Swept
-from adatape.train.loop import Trainer
 from adatape.train.run import run
 from adatape.train.sweep import with_fields
+from adatape.train.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
 RECORDS = config.Record.__subclasses__()

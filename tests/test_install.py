@@ -14,10 +14,10 @@ import pytest
 
 import adatape
 from adatape import cli
-from adatape.config import Reading
+from adatape.config import ReaderConfig
 from adatape.extras import EXTRA_OF, how_to_install
+from adatape.models.build import WrapOptions
 from adatape.models.join import TapeJoin
-from adatape.models.making import WrapOptions
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -145,5 +145,5 @@ def test_a_type_checker_knows_the_public_names(tmp_path: Path) -> None:
 
 
 def test_the_options_that_a_type_checker_knows_are_those_of_the_records() -> None:
-    records = [field.name for record in (Reading, TapeJoin) for field in dataclasses.fields(record)]
+    records = [field.name for record in (ReaderConfig, TapeJoin) for field in dataclasses.fields(record)]
     assert {*WrapOptions.__annotations__} == {"reader", *records}

@@ -13,12 +13,12 @@ import torch
 from small_runs import LONG
 from torch import Tensor
 
-from adatape.atr import retrace
-from adatape.banks import InputBank, LearnedBank, Whole, affine_keys, normed
-from adatape.config import Reading
-from adatape.kernels import find as find_module
-from adatape.kernels import weigh
-from adatape.kernels.find import Rule, find
+from adatape.atr import recompute_weights
+from adatape.banks import BankView, InputBank, LearnedBank, affine_keys, normed
+from adatape.config import ReaderConfig
+from adatape.kernels import select as select_module
+from adatape.kernels import weights
+from adatape.kernels.select import ReadParams, select_tokens
 from adatape.reader import TapeReader
 from adatape.records import Tape
 
@@ -31,7 +31,7 @@ needs_interpreter = pytest.mark.skipif(
 )
 
 
-def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, Rule]:
+def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, ReadParams]:
     """Random inputs: sizes around block sizes, equal keys, hidden tokens, thresholds."""
     draw = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -43,15 +43,15 @@ def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, Rule]:
     keys = keys[..., torch.randint(c, (c,), generator=generator), :] if draw.random() < 0.5 else keys
     taken = torch.rand(b, c, generator=generator) < 0.1 if draw.random() < 0.5 else None
     query = draw.choice((0.0, 1.0, 1.0, 30.0)) * torch.randn(b, h, generator=generator)
-    rule = Rule(steps, draw.choice((0.3, 1.0, 2.0, 1e9)), merge, draw.choice((1.0, h**0.5)), seed % 3 > 0)
-    return query, keys, taken, rule
+    params = ReadParams(steps, draw.choice((0.3, 1.0, 2.0, 1e9)), merge, draw.choice((1.0, h**0.5)), seed % 3 > 0)
+    return query, keys, taken, params
 
 
 @needs_interpreter
 @pytest.mark.parametrize("seed", range(30))
 def test_the_kernel_finds_what_the_definition_finds(seed: int) -> None:
     given = case(seed)
-    ours, theirs = find_module.launched(*given), find_module.by_definition(*given)
+    ours, theirs = select_module.select_triton(*given), select_module.select_by_definition(*given)
     assert torch.equal(ours.index, theirs.index)
     assert torch.equal(ours.mask, theirs.mask)
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-6)
@@ -61,11 +61,11 @@ def test_the_kernel_finds_what_the_definition_finds(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_all_steps_at_once_find_what_the_definition_finds(seed: int) -> None:
     """One tile per row: the interpreter runs programs in sequence, so they cannot wait for each other."""
-    query, keys, taken, rule = case(seed)
+    query, keys, taken, params = case(seed)
     query, keys = query[:, :64].contiguous(), keys[..., :128, :64].contiguous()
-    taken, rule = None if taken is None else taken[:, :128], rule._replace(merge=min(rule.merge, 8))
-    given = (query, keys, taken, rule)
-    ours, theirs = find_module.at_once(*given, tokens=128), find_module.by_definition(*given)
+    taken, params = None if taken is None else taken[:, :128], params._replace(merge=min(params.merge, 8))
+    given = (query, keys, taken, params)
+    ours, theirs = select_module.select_fused(*given, tokens=128), select_module.select_by_definition(*given)
     assert torch.equal(ours.index, theirs.index)
     assert torch.equal(ours.mask, theirs.mask)
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-6)
@@ -80,20 +80,20 @@ def test_only_what_runs_all_at_the_same_time_is_found_at_once(
     batch: int, size: int, width: int, merge: int, tokens: int | None
 ) -> None:
     """One program per processor always fits; more would depend on registers."""
-    assert find_module.tile_at_once((batch, width), (size, width), merge, processors=132) == tokens
+    assert select_module.fused_tile((batch, width), (size, width), merge, sm_count=132) == tokens
 
 
 @needs_interpreter
 def test_the_lowest_place_wins_a_tie_in_the_kernel() -> None:
     keys = torch.ones(300, 16)
-    index, _, _ = find_module.launched(torch.ones(2, 16), keys, None, Rule(3, 1e9, 5, 4.0, True))
+    index, _, _ = select_module.select_triton(torch.ones(2, 16), keys, None, ReadParams(3, 1e9, 5, 4.0, True))
     assert torch.equal(index, torch.arange(15).view(3, 5).expand(2, 3, 5))
 
 
 @needs_interpreter
 def test_minus_zero_and_zero_tie() -> None:
     keys = torch.tensor([[-0.0], [0.0], [-1.0], [0.0]]) * torch.ones(1, 16)
-    index, _, _ = find_module.launched(torch.ones(1, 16), keys, None, Rule(1, 1e9, 3, 4.0, True))
+    index, _, _ = select_module.select_triton(torch.ones(1, 16), keys, None, ReadParams(1, 1e9, 3, 4.0, True))
     assert index.flatten().tolist() == [0, 1, 3]
 
 
@@ -101,7 +101,7 @@ def test_minus_zero_and_zero_tie() -> None:
 def test_the_kernel_leaves_what_it_was_given() -> None:
     query, keys, taken = torch.randn(3, 16), torch.randn(60, 16), torch.rand(3, 60) < 0.2
     before = query.clone(), keys.clone(), taken.clone()
-    find_module.launched(query, keys, taken, Rule(3, 2.0, 4, 4.0, True))
+    select_module.select_triton(query, keys, taken, ReadParams(3, 2.0, 4, 4.0, True))
     assert all(torch.equal(now, then) for now, then in zip((query, keys, taken), before, strict=True))
 
 
@@ -112,7 +112,7 @@ def weights_and_grad(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor,
     query, keys = torch.randn(b, h, requires_grad=True), torch.randn(b, t, k, h, requires_grad=True)
     length, grad = torch.randint(1, t + 1, (b,)), torch.randn(b, t, k)
     visible = torch.arange(t) < length[:, None]
-    weight = retrace(query, keys, visible, 2.0, "average" if seed % 2 else "replace")
+    weight = recompute_weights(query, keys, visible, 2.0, "average" if seed % 2 else "replace")
     grads = torch.autograd.grad(weight, (query, keys), grad)
     return query.detach(), keys.detach(), weight.detach(), length, grad, grads
 
@@ -120,7 +120,9 @@ def weights_and_grad(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor,
 @pytest.mark.parametrize("seed", range(12))
 def test_weights_have_the_gradient_of_the_definition(seed: int) -> None:
     query, keys, weight, _, grad, theirs = weights_and_grad(seed)
-    for mine, expected in zip(weigh.step_by_step(query, keys, weight, grad, 2.0, bool(seed % 2)), theirs, strict=True):
+    for mine, expected in zip(
+        weights.backward_by_definition(query, keys, weight, grad, 2.0, bool(seed % 2)), theirs, strict=True
+    ):
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -128,7 +130,7 @@ def test_weights_have_the_gradient_of_the_definition(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_the_kernel_has_the_gradient_of_the_definition(seed: int) -> None:
     query, keys, weight, length, grad, theirs = weights_and_grad(seed)
-    ours = weigh.launched(query, keys, weight, length, grad, 2.0, bool(seed % 2))
+    ours = weights.backward_triton(query, keys, weight, length, grad, 2.0, bool(seed % 2))
     for mine, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
 
@@ -143,7 +145,7 @@ def reader_and_bank(kind: str, **fields: object) -> tuple[TapeReader, InputBank 
         for parameter in bank.parameters():
             parameter.copy_(torch.randn_like(parameter))
     reader = TapeReader(
-        WIDTH, Reading(**{"steps": 4, "threshold": 1.3, "merge": 3, "query_width": 8, **fields}), bank.size
+        WIDTH, ReaderConfig(**{"steps": 4, "threshold": 1.3, "merge": 3, "query_width": 8, **fields}), bank.size
     )  # type: ignore[arg-type]
     with torch.no_grad():
         reader.norm.weight.copy_(torch.rand(WIDTH) + 1.5)  # type: ignore[operator]
@@ -153,8 +155,8 @@ def reader_and_bank(kind: str, **fields: object) -> tuple[TapeReader, InputBank 
 
 def both_ways(reader: TapeReader, bank: InputBank | LearnedBank, images: Tensor) -> list[tuple[Tape, list[Tensor]]]:
     results = []
-    for finds in (False, True):
-        reader.finds = finds
+    for use_kernels in (False, True):
+        reader.use_kernels = use_kernels
         query = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(1)).requires_grad_()
         tape = reader(query, bank.open(images), torch.arange(6))
         learnt = [query, *bank.parameters(), *reader.parameters()]
@@ -193,7 +195,7 @@ def test_finding_first_gives_the_tape_and_gradients_of_the_definition(kind: str,
 @pytest.mark.parametrize("kind", ["input", "learn"])
 def test_without_gradients_finding_gives_the_same_tape(kind: str) -> None:
     reader, bank, images = reader_and_bank(kind)
-    reader.eval().finds = True
+    reader.eval().use_kernels = True
     query = torch.randn(6, WIDTH)
     with torch.no_grad():
         without = reader(query, bank.open(images))
@@ -214,7 +216,7 @@ def test_keys_of_an_image_need_no_token_in_full(patch: int) -> None:
     torch.testing.assert_close(opened.keys(None, 8), tokens[..., :8], rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(opened.all(), tokens)
     index = torch.randint(bank.size, (2, 3, 4))
-    torch.testing.assert_close(opened.take(index), Whole(tokens).take(index), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(opened.take(index), BankView(tokens).take(index), rtol=1e-4, atol=1e-4)
 
 
 def test_affine_keys_stay_finite_where_a_token_is_constant() -> None:
@@ -225,27 +227,30 @@ def test_affine_keys_stay_finite_where_a_token_is_constant() -> None:
 @pytest.mark.parametrize("kind", ["input", "learn"])
 def test_a_reader_that_finds_compiles_in_full(kind: str) -> None:
     reader, bank, images = reader_and_bank(kind)
-    reader.finds = True
+    reader.use_kernels = True
     query = torch.randn(6, WIDTH)
     compiled = torch.compile(lambda q, x: reader(q, bank.open(x)).tokens, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(query, images), reader(query, bank.open(images)).tokens)
 
 
 def test_what_is_found_needs_no_gradient() -> None:
-    found = find(
-        torch.randn(2, 8, requires_grad=True), torch.randn(30, 8, requires_grad=True), None, Rule(3, 2.0, 2, 1.0, True)
+    found = select_tokens(
+        torch.randn(2, 8, requires_grad=True),
+        torch.randn(30, 8, requires_grad=True),
+        None,
+        ReadParams(3, 2.0, 2, 1.0, True),
     )
     assert not any(part.requires_grad for part in found)
 
 
 def test_no_row_halts_early_where_the_reader_says_so() -> None:
     for steps, threshold in ((4, 3.01), (1, 0.5)):
-        reader = TapeReader(WIDTH, Reading(steps=steps, threshold=threshold, merge=1, query_width=8), 50)
+        reader = TapeReader(WIDTH, ReaderConfig(steps=steps, threshold=threshold, merge=1, query_width=8), 50)
         with torch.no_grad():
             reader.norm.weight.fill_(100.0)  # type: ignore[operator]  # one token takes all the weight
         assert reader.always_full
         assert reader(torch.randn(20, WIDTH), torch.randn(50, WIDTH)).mask.all()
-    assert not TapeReader(WIDTH, Reading(steps=4, threshold=3.0, merge=1, query_width=8), 50).always_full
+    assert not TapeReader(WIDTH, ReaderConfig(steps=4, threshold=3.0, merge=1, query_width=8), 50).always_full
 
 
 def gpu_log() -> ModuleType:

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from adatape.config import Augment, Engine, Experiment, ImageModel, Images, Optimizer
-from adatape.data.batch import Batch, Part
+from adatape.counter_rng import key_of
+from adatape.data.batch import Batch, Shard
 from adatape.data.images import open_images
 from adatape.data.imageset import Pixels
 from adatape.data.loaders import MIX, DecodingLoader, ResidentLoader, even_chunks
@@ -24,9 +25,8 @@ from adatape.data.sampler import Order
 from adatape.data.sets import open_set
 from adatape.data.shard_loader import ShardLoader
 from adatape.data.shards import write_shards
-from adatape.keyed import key_of
-from adatape.train.loop import Trainer
 from adatape.train.run import run
+from adatape.train.trainer import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than there are cores
 
@@ -56,7 +56,7 @@ def whole_batches(
     data: Images, world: int, workers: int, first: int = 0, count: int = 4, batch: int = 16
 ) -> list[Batch]:
     """Global batches: the parts of all processes concatenated."""
-    loaders = [ShardLoader(data, batch, 5, Part(rank, world), CPU, workers).batches(first) for rank in range(world)]
+    loaders = [ShardLoader(data, batch, 5, Shard(rank, world), CPU, workers).batches(first) for rank in range(world)]
     rows = zip(*(itertools.islice(loader, count) for loader in loaders), strict=True)
     return [Batch(*map(torch.cat, zip(*parts, strict=True))) for parts in rows]
 
@@ -117,8 +117,10 @@ def test_repeats_show_an_image_that_often_in_a_batch_of_shards(shards: str) -> N
 @pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 2), (2, 0), (3, 2), (4, 0)])
 def test_test_shards_are_scored_once_each_by_any_number_of_processes(shards: str, world: int, workers: int) -> None:
     data = sharded(shards, PLAIN)
-    one = list(open_set(data, "test").scored(100, Part(), CPU))
-    parts = [list(open_set(data, "test").scored(4, Part(rank, world), CPU, workers)) for rank in range(world)]
+    one = list(open_set(data, "test").evaluation_batches(100, Shard(), CPU))
+    parts = [
+        list(open_set(data, "test").evaluation_batches(4, Shard(rank, world), CPU, workers)) for rank in range(world)
+    ]
     assert len({len(part) for part in parts}) == 1, "sharded weights are gathered at every batch"
     for field in range(2):
         assert torch.equal(torch.cat([each[field] for part in parts for each in part]), one[0][field])
@@ -127,12 +129,12 @@ def test_test_shards_are_scored_once_each_by_any_number_of_processes(shards: str
 
 @pytest.mark.parametrize(("total", "batch", "world"), [(31, 4, 3), (8, 4, 2), (9, 4, 2), (5, 100, 5), (1001, 500, 2)])
 def test_chunks_cover_a_set_evenly(total: int, batch: int, world: int) -> None:
-    chunks = [even_chunks(total, batch, Part(rank, world)) for rank in range(world)]
+    chunks = [even_chunks(total, batch, Shard(rank, world)) for rank in range(world)]
     assert [i for part in chunks for chunk in part for i in chunk] == list(range(total))
     assert all(0 < len(chunk) <= batch for part in chunks for chunk in part)
     assert len({len(part) for part in chunks}) == 1
     with pytest.raises(ValueError, match="the set has 2 samples; it must have at least one for each of 3 processes"):
-        even_chunks(2, 5, Part(0, 3))
+        even_chunks(2, 5, Shard(0, 3))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +205,7 @@ def bomb() -> bytes:
     )
 
 
-def nobody(moment: object) -> None:
+def nobody(status: object) -> None:
     """Watches no run."""
 
 
@@ -244,7 +246,7 @@ def test_unreadable_test_images_end_a_score_too(tmp_path: Path) -> None:
     for file in sorted((tmp_path / "set" / "test" / "a").iterdir())[:2]:
         file.write_bytes(b"")
     with pytest.raises(ValueError, match="2 of 12 images could not be read"):
-        list(open_set(data, "test").scored(12, Part(), CPU))
+        list(open_set(data, "test").evaluation_batches(12, Shard(), CPU))
 
 
 @pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
@@ -254,7 +256,9 @@ def test_decoded_batches_are_the_same_for_any_number_of_processes_and_workers(tm
 
     def batches(world: int, workers: int, first: int) -> list[Batch]:
         order = Order(len(images), 12, 5)
-        parts = [DecodingLoader(images, data, order, Part(r, world), CPU, workers).batches(first) for r in range(world)]
+        parts = [
+            DecodingLoader(images, data, order, Shard(r, world), CPU, workers).batches(first) for r in range(world)
+        ]
         rows = zip(*(itertools.islice(part, 5 - first) for part in parts), strict=True)
         return [Batch(*map(torch.cat, zip(*row, strict=True))) for row in rows]
 
@@ -269,7 +273,7 @@ def test_resident_batches_are_the_same_for_any_number_of_processes(augment: Augm
     data = Images("arrays", size=8, augment=augment)
 
     def batches(world: int, first: int) -> list[Batch]:
-        parts = [ResidentLoader(images, data, order, Part(r, world), CPU).batches(first) for r in range(world)]
+        parts = [ResidentLoader(images, data, order, Shard(r, world), CPU).batches(first) for r in range(world)]
         rows = zip(*(itertools.islice(part, 6 - first) for part in parts), strict=True)
         return [Batch(*map(torch.cat, zip(*row, strict=True))) for row in rows]
 

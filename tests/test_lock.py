@@ -30,8 +30,8 @@ from small_runs import (
 from adatape import cli
 from adatape.train import lock
 from adatape.train.folder import prepare
-from adatape.train.journal import Journal
-from adatape.train.lock import LOCK, FolderInUse, writing
+from adatape.train.lock import LOCK, FolderInUse, write_lock
+from adatape.train.logger import MetricsWriter
 from adatape.train.run import run
 
 pytestmark = pytest.mark.usefixtures("one_order_of_sums")
@@ -48,7 +48,7 @@ def in_a_fork(folder: Path) -> str:
     child = os.fork()
     if not child:
         try:
-            with writing(folder, unheard):
+            with write_lock(folder, unheard):
                 found = "free"
         except Exception as error:
             found = str(error)
@@ -116,7 +116,7 @@ def test_one_rank_locks_for_all_and_a_restart_by_torchrun_goes_on(tmp_path: Path
 def test_several_processes_are_all_refused_and_none_waits(forks: Forks, tmp_path: Path) -> None:
     out = tmp_path / "run"
     prepare(out, tiny("plainvit"), "cpu")
-    with writing(out):
+    with write_lock(out):
         before = contents(out)
         for child in forks.start_two(["train", str(out), "--device", "cpu"]):
             assert child.wait() == 2
@@ -138,13 +138,16 @@ def test_runs_side_by_side_lock_each_folder(tmp_path: Path) -> None:
 
 
 def test_one_process_has_a_folder_once(tmp_path: Path) -> None:
-    with writing(tmp_path), pytest.raises(FolderInUse, match=f"{tmp_path} is being written by process {os.getpid()} "):
+    with (
+        write_lock(tmp_path),
+        pytest.raises(FolderInUse, match=f"{tmp_path} is being written by process {os.getpid()} "),
+    ):
         run(tiny("plainvit", steps=1), tmp_path, "cpu", no_watch)
     assert not (tmp_path / LOCK).exists()
 
 
 def test_an_error_releases_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), writing(tmp_path):
+    with pytest.raises(ZeroDivisionError), write_lock(tmp_path):
         _ = 1 / 0
     assert in_a_fork(tmp_path) == "free"
 
@@ -154,7 +157,7 @@ def test_verbs_that_write_into_a_run_are_refused_and_readers_are_not(
 ) -> None:
     out = tmp_path / "run"
     run(tiny("adatape", steps=1), out, "cpu", no_watch)
-    with writing(out):
+    with write_lock(out):
         before = contents(out)
         for verb in ("budget --gflops 100 --device cpu", "figures --samples 20 --device cpu", "export --to torch"):
             name, *options = verb.split()
@@ -191,7 +194,7 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patient", "without_locks")
 def test_without_locks_a_touched_file_is_used_instead(tmp_path: Path) -> None:
     said: list[str] = []
-    with writing(tmp_path, said.append):
+    with write_lock(tmp_path, said.append):
         assert f"is being written by process {os.getpid()} " in in_a_fork(tmp_path)
     assert "has no locks" in said[0]
     assert in_a_fork(tmp_path) == "free"
@@ -202,12 +205,12 @@ def test_without_locks_a_touched_file_is_used_instead(tmp_path: Path) -> None:
 def test_without_locks_a_killed_holder_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = os.fork()
     if not child:
-        with writing(tmp_path, unheard):
+        with write_lock(tmp_path, unheard):
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     looks, touched, said = [], lock._touched, []
     monkeypatch.setattr(lock, "_touched", lambda path: looks.append(path) or touched(path))
-    with writing(tmp_path, said.append):
+    with write_lock(tmp_path, said.append):
         assert len(looks) > 2
     assert f"was left by process {child}" in said[0]
 
@@ -230,17 +233,17 @@ def test_locks_that_stay_on_one_machine_do_not_hide_a_writer_on_another(
 
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(lock, "_touched", touched_meanwhile)
-        with pytest.raises(FolderInUse, match="process 7 on elsewhere since then"), writing(tmp_path, unheard):
+        with pytest.raises(FolderInUse, match="process 7 on elsewhere since then"), write_lock(tmp_path, unheard):
             pass
     assert path.exists()
-    with writing(tmp_path, unheard):
+    with write_lock(tmp_path, unheard):
         pass
     assert not path.exists()
 
 
 def test_a_lock_left_on_this_machine_is_taken_at_once(tmp_path: Path) -> None:
     left_by(socket.gethostname(), tmp_path)
-    with writing(tmp_path, pytest.fail):
+    with write_lock(tmp_path, pytest.fail):
         pass
 
 
@@ -249,7 +252,7 @@ def test_a_lock_left_on_this_machine_is_taken_at_once(tmp_path: Path) -> None:
 def test_an_unreadable_lock_file_is_watched_and_then_taken(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LOCK).write_bytes(content)
     said: list[str] = []
-    with writing(tmp_path, said.append):
+    with write_lock(tmp_path, said.append):
         pass
     assert len(said) == 1
     assert said[0].isprintable()
@@ -260,19 +263,19 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     theirs.write_text("dear")
     out.mkdir()
     (out / LOCK).symlink_to(theirs)
-    with pytest.raises(OSError, match=str(out / LOCK)), writing(out):
+    with pytest.raises(OSError, match=str(out / LOCK)), write_lock(out):
         pass
     assert theirs.read_text() == "dear"
 
 
 def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / LOCK)
-    with pytest.raises(OSError, match="is not a regular file"), writing(tmp_path):
+    with pytest.raises(OSError, match="is not a regular file"), write_lock(tmp_path):
         pass
 
 
 def test_a_link_in_place_of_a_partial_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "dear").write_text("dear")
     (tmp_path / "metrics.jsonl.partial").symlink_to(tmp_path / "dear")
-    Journal(tmp_path).close()
+    MetricsWriter(tmp_path).close()
     assert (tmp_path / "dear").read_text() == "dear"

@@ -22,12 +22,12 @@ from small_runs import Forks, children_of, command, logged, newest_step, tiny, w
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from adatape.config import Images, from_dict, to_dict
-from adatape.data.batch import Part
+from adatape.data.batch import Shard
 from adatape.data.class_folders import MOST_LINKS, files_below
 from adatape.data.decode import MOST_BYTES, BrokenImage, decode
 from adatape.data.images import open_images
 from adatape.data.imageset import Files, ImageSet, read_or_next
-from adatape.data.loaders import labelled_images, loaded
+from adatape.data.loaders import from_workers, labelled_images
 from adatape.data.sets import open_set
 from adatape.data.shards import open_shards
 from adatape.data.streams import ShardStream
@@ -288,7 +288,7 @@ def sideways(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scored(data: Images) -> torch.Tensor:
-    return torch.cat([x for x, _ in open_set(data, "test").scored(8, Part(), CPU)])
+    return torch.cat([x for x, _ in open_set(data, "test").evaluation_batches(8, Shard(), CPU)])
 
 
 @pytest.mark.parametrize("exif_orientation", [False, True])
@@ -309,7 +309,7 @@ def test_training_scoring_few_shot_and_uploads_see_the_same_image(sideways: Path
         upload.width,
         upload.height,
     )
-    kept = open_images(data, "train").part(np.array([1]))
+    kept = open_images(data, "train").subset(np.array([1]))
     assert kept.read(0).size == (upload.width, upload.height)
 
 
@@ -350,7 +350,7 @@ class Ending(ImageSet):
     def load(self, i: int) -> Any:  # noqa: ARG002
         self.end()
 
-    def part(self, rows: Any) -> Any:  # noqa: ARG002
+    def subset(self, rows: Any) -> Any:  # noqa: ARG002
         return self
 
 
@@ -370,7 +370,7 @@ def test_a_worker_that_dies_while_scoring_says_how(said: str, monkeypatch: pytes
 def test_a_dead_worker_interrupts_nothing_but_the_wait_for_data() -> None:
     """torch's handler would raise anywhere in the main thread, even within a checkpoint."""
     before = signal.getsignal(signal.SIGCHLD)
-    items = loaded(torch.utils.data.TensorDataset(torch.arange(8)), 1, CPU, [[n] for n in range(8)])
+    items = from_workers(torch.utils.data.TensorDataset(torch.arange(8)), 1, CPU, [[n] for n in range(8)])
     next(items)
     assert signal.getsignal(signal.SIGCHLD) == before
     items.close()

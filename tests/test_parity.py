@@ -13,8 +13,8 @@ from adatape.config import Experiment, Optimizer, Parity, from_dict, to_dict
 from adatape.data.parity import held_out_set, parity_of, training_batch, validation_set
 from adatape.models.sequence import build_sequence_model
 from adatape.recipes import RECIPES, parity, parity_small
-from adatape.train.loop import Trainer
 from adatape.train.optim import rate_at
+from adatape.train.trainer import Trainer
 
 SYSTEMS = ("adatape", "transformer", "ut", "singles", "random", "order")
 

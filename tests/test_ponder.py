@@ -39,7 +39,7 @@ def _spread_scores(model: PonderNet, spread: float) -> None:
     for p in model.vit.blocks.parameters():
         p.mul_(3.0 if p.dim() == 2 else 1.0)
     torch.nn.init.normal_(model.halt.weight)
-    score = model._ponder(images(24), None, whole=True).score
+    score = model._ponder(images(24), None, all_steps=True).score
     scale = spread / score.std(0).mean()
     model.halt.weight.mul_(scale)
     model.halt.bias.fill_(bias - (score.mean() - bias) * scale)
@@ -216,12 +216,12 @@ def test_inference_answers_by_the_step_nearest_the_expected_one() -> None:
 def test_an_expected_answer_once_settled_stays(steps: int) -> None:
     score = torch.randn(300, steps, generator=torch.Generator().manual_seed(steps)) * 2
     final = expected_answer(score, steps)
-    assert final.settled.all()
+    assert final.halted.all()
     assert ((final.step >= 0) & (final.step < steps)).all()
     for taken in range(1, steps):
         early = expected_answer(score[:, :taken], steps)
-        assert torch.equal(early.step[early.settled], final.step[early.settled])
-        assert (early.step[early.settled] < taken).all()
+        assert torch.equal(early.step[early.halted], final.step[early.halted])
+        assert (early.step[early.halted] < taken).all()
 
 
 def test_half_way_between_two_steps_the_later_one_answers() -> None:
@@ -232,7 +232,7 @@ def test_sampling_follows_the_distribution() -> None:
     scores = torch.tensor([-1.0, 0.5, -2.0, 0.0, 7.0])
     draws = torch.rand(40_000, 5, generator=torch.Generator().manual_seed(0))
     answer = sampled_answer(scores.expand(40_000, 5), draws)
-    assert answer.settled.all()
+    assert answer.halted.all()
     found = answer.step.bincount(minlength=5) / 40_000
     torch.testing.assert_close(found, log_halting(scores[None, :-1]).exp()[0], rtol=0, atol=0.01)
 

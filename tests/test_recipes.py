@@ -16,9 +16,9 @@ from adatape.recipes import RECIPES
 from adatape.recipes.digits import digits
 from adatape.recipes.imagenet import deit, imagenet, plainvit, pretrain
 from adatape.recipes.systems import System
-from adatape.train.loop import Trainer
 from adatape.train.optim import Stepper, rate_at
 from adatape.train.sweep import experiment_of
+from adatape.train.trainer import Trainer
 
 OF_IMAGES = [name for name in RECIPES if not name.startswith("parity")]
 

@@ -13,11 +13,11 @@ from small_runs import FAMILIES, LONG, tiny, weights_of, write_folder
 from torch import Tensor
 
 from adatape.config import Experiment
-from adatape.data.batch import Batch, Part
+from adatape.data.batch import Batch, Shard
 from adatape.train.checkpoint import checkpoints
-from adatape.train.loop import Stats, Trainer
 from adatape.train.run import run
 from adatape.train.task import task_of
+from adatape.train.trainer import Stats, Trainer
 
 HALF = 50 if LONG else 6
 pytestmark = [
@@ -110,7 +110,7 @@ def of_folder(path: Path, workers: int, **fields: Any) -> Experiment:
 
 
 def batches(experiment: Experiment, first: int, count: int) -> list[Batch]:
-    return list(islice(task_of(experiment, Part(), torch.device("cpu")).batches(first), count))
+    return list(islice(task_of(experiment, Shard(), torch.device("cpu")).batches(first), count))
 
 
 @pytest.mark.parametrize("first", [0, 3, 5], ids=["step 0", "mid-epoch", "epoch end"])
@@ -137,8 +137,8 @@ def test_a_run_resumed_with_other_workers_ends_with_the_same_weights(stop: int, 
     every = {"engine__checkpoint_every": max(1, stop)}
     run(of_folder(folder, 0, steps=7, **every), tmp_path / "whole", "cpu", lambda _: None)
 
-    def pull_the_plug(moment: Any) -> None:
-        if moment.step == stop + 1:
+    def pull_the_plug(status: Any) -> None:
+        if status.step == stop + 1:
             raise Before
 
     with pytest.raises(Before):

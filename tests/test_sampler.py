@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adatape.data.batch import Part
+from adatape.data.batch import Shard
 from adatape.data.sampler import Order
 
 
@@ -38,7 +38,7 @@ def test_parts_of_processes_one_after_the_other_are_the_global_batch(
 ) -> None:
     order = Order(samples, part * world, seed=2)
     whole = order.slots(step, 0, order.batch)
-    parts = [order.slots(step, *Part(rank, world).bounds(order.batch)) for rank in range(world)]
+    parts = [order.slots(step, *Shard(rank, world).bounds(order.batch)) for rank in range(world)]
     assert np.array_equal(np.concatenate([each.ids for each in parts]), whole.ids)
     assert np.array_equal(np.concatenate([each.position for each in parts]), whole.position)
 
@@ -48,7 +48,7 @@ def test_the_neighbour_beyond_a_part_is_the_first_of_the_next(part: int, world: 
     order = Order(40, part * world, seed=2)
     whole = order.slots(step, 0, order.batch)
     for rank in range(world):
-        start, stop = Part(rank, world).bounds(order.batch)
+        start, stop = Shard(rank, world).bounds(order.batch)
         beyond = order.slots(step, start, stop + 1)
         assert (beyond.ids[-1], beyond.position[-1]) == (
             whole.ids[stop % order.batch],
@@ -92,4 +92,4 @@ def test_an_impossible_order_says_why(given_to: dict[str, int], message: str) ->
     with pytest.raises(ValueError, match=message):
         Order(seed=0, **given_to)
     with pytest.raises(ValueError, match="batch is 10; it must be a multiple of the 4 processes"):
-        Part(0, 4).bounds(10)
+        Shard(0, 4).bounds(10)

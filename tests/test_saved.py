@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from adatape.cli import main
 from adatape.config import Budget, Experiment, to_dict
-from adatape.data.batch import Part
+from adatape.data.batch import Shard
 from adatape.data.images import open_images
 from adatape.data.loaders import fixed_chunks
 from adatape.train import evaluate
-from adatape.train.distributed import whole_state
 from adatape.train.evaluate import score_run
 from adatape.train.folder import load_config, load_run, prepare, with_budget, write
-from adatape.train.loop import Trainer
-from adatape.train.run import conclude, plain
+from adatape.train.parallel import full_state_dict
+from adatape.train.run import finalize, plain
+from adatape.train.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("one_order_of_sums")
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def trained(experiment: Experiment, out: Path) -> tuple[Trainer, dict[str, Any]]
     prepare(out, experiment, "cpu")
     trainer = Trainer(experiment)
     assert len(list(trainer.train(STEPS))) == STEPS
-    return trainer, conclude(trainer, out, 1.0)
+    return trainer, finalize(trainer, out, 1.0)
 
 
 @torch.no_grad()
@@ -69,7 +69,7 @@ def test_what_is_saved_is_what_was_scored(family: str, ema: float | None, tmp_pa
 
 def test_whole_state_shares_no_memory_with_the_model() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    state = whole_state(model)
+    state = full_state_dict(model)
     before = {name: value.clone() for name, value in state.items()}
     with torch.no_grad():
         for value in model.state_dict().values():
@@ -109,9 +109,9 @@ def test_the_logits_of_every_sample_show_in_their_hash(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("total", "world"), [(360, 2), (360, 5), (1001, 3), (5, 8)])
 def test_processes_share_out_the_batches_of_one(total: int, world: int) -> None:
-    alone = fixed_chunks(total, 100, Part())
+    alone = fixed_chunks(total, 100, Shard())
     assert [n for chunk in alone for n in chunk] == list(range(total))
-    shared = [fixed_chunks(total, 100, Part(rank, world)) for rank in range(world)]
+    shared = [fixed_chunks(total, 100, Shard(rank, world)) for rank in range(world)]
     assert list(itertools.chain.from_iterable(shared)) == alone
     assert max(map(len, shared)) - min(map(len, shared)) <= 1
 

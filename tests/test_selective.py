@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from adatape.atr import highest
-from adatape.config import Reading
+from adatape.config import ReaderConfig
 from adatape.evaluate.cost import cost, total
 
 SMALL = {"img_size": 32, "patch_size": 8, "bank_patch": 4, "bank_size": 60, "steps": 12}
@@ -33,7 +33,7 @@ def let_lengths_differ(reader: SelectiveReader, lengths: Callable[[], Tensor]) -
 
 
 def reader(floor: float = 0.5, **fields: object) -> SelectiveReader:
-    return SelectiveReader(16, Reading(**{"steps": 5, "threshold": 5.0, "query_width": 8, **fields}), 30, floor)  # type: ignore[arg-type]
+    return SelectiveReader(16, ReaderConfig(**{"steps": 5, "threshold": 5.0, "query_width": 8, **fields}), 30, floor)  # type: ignore[arg-type]
 
 
 def test_the_best_are_found_with_the_lowest_place_first_among_equals() -> None:
@@ -87,7 +87,7 @@ def test_a_floor_that_is_no_gate_is_refused(floor: float) -> None:
 
 def test_in_training_a_token_is_read_about_as_often_as_its_gate_says() -> None:
     read, query, bank = reader(steps=1).train(), torch.randn(1, 16), torch.randn(30, 16)
-    two = SelectiveReader(16, Reading(steps=2, threshold=2.0, query_width=8), 30).train()
+    two = SelectiveReader(16, ReaderConfig(steps=2, threshold=2.0, query_width=8), 30).train()
     two.load_state_dict(read.state_dict())
     with torch.no_grad():
         gate = two._scores(two._norm(query), two._norm(bank)).sort(descending=True).values[0, 1].sigmoid()

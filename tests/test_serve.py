@@ -34,7 +34,7 @@ from adatape.serve.batcher import Batcher, Draining, Full, Waiting
 from adatape.serve.budgets import asked_budget, within_latency
 from adatape.serve.engine import scaled
 from adatape.serve.pictures import open_upload, picture
-from adatape.serve.served import Served, load_served
+from adatape.serve.served import ServedModel, load_served
 from adatape.serve.server import Server
 from adatape.serve.service import Limits
 from adatape.train.folder import WEIGHTS, write
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def served(folder: Path) -> Served:
+def served(folder: Path) -> ServedModel:
     return load_served(folder)
 
 
@@ -91,7 +91,7 @@ def files(*contents: bytes) -> list[tuple[str, tuple[str, bytes]]]:
     return [("image", (f"{n}.png", content)) for n, content in enumerate(contents)]
 
 
-def direct(served: Served, content: bytes, budget: dict[str, Any]) -> tuple[torch.Tensor, Any]:
+def direct(served: ServedModel, content: bytes, budget: dict[str, Any]) -> tuple[torch.Tensor, Any]:
     """Probabilities and tape of the model called by itself."""
     reader = served.model.reader
     reader.steps, reader.threshold = setting_of_model(served, budget)
@@ -101,7 +101,7 @@ def direct(served: Served, content: bytes, budget: dict[str, Any]) -> tuple[torc
     return output.logits.softmax(-1)[0], output.tape
 
 
-def setting_of_model(served: Served, budget: dict[str, Any]) -> tuple[int, float]:
+def setting_of_model(served: ServedModel, budget: dict[str, Any]) -> tuple[int, float]:
     reading = served.model.reader.reading
     steps = budget.get("steps", reading.steps)
     return steps, budget.get("threshold", reading.threshold * steps / reading.steps)
@@ -185,7 +185,9 @@ def slowed(app: FastAPI, seconds: float) -> list[int]:
     return depths
 
 
-def test_answers_equal_the_model_called_directly_at_every_budget_and_in_any_mix(folder: Path, served: Served) -> None:
+def test_answers_equal_the_model_called_directly_at_every_budget_and_in_any_mix(
+    folder: Path, served: ServedModel
+) -> None:
     contents = [png(drawn(seed)) for seed in range(12)]
     draws = random.Random(0)
     asked = [(draws.sample(contents, draws.randint(1, 5)), draws.choice(BUDGETS)) for _ in range(60)]
@@ -268,7 +270,7 @@ def test_a_failing_batch_fails_those_who_asked_and_nobody_else() -> None:
     assert len(answered) == 1
 
 
-def test_the_event_loop_is_free_while_the_model_runs(served: Served) -> None:
+def test_the_event_loop_is_free_while_the_model_runs(served: ServedModel) -> None:
     app = create_app(served)
     batcher, running, free = app.state.service.batcher, threading.Event(), threading.Event()
     answer = batcher.run
@@ -307,7 +309,7 @@ def fuzzed(draws: random.Random) -> bytes:
     return bytes(torn)
 
 
-def test_a_thousand_fuzzed_files_get_an_answer_or_a_reason(served: Served) -> None:
+def test_a_thousand_fuzzed_files_get_an_answer_or_a_reason(served: ServedModel) -> None:
     app, draws = create_app(served), random.Random(0)
 
     async def work(client: httpx.AsyncClient) -> list[httpx.Response]:
@@ -320,7 +322,7 @@ def test_a_thousand_fuzzed_files_get_an_answer_or_a_reason(served: Served) -> No
     assert all(isinstance(reply.json()["detail"], str) for reply in replies if reply.status_code != 200)
 
 
-def test_fuzzed_forms_get_a_reason(served: Served) -> None:
+def test_fuzzed_forms_get_a_reason(served: ServedModel) -> None:
     draws = random.Random(1)
     request = httpx.Request("POST", "http://test", files=files(png(drawn(0))), data={"steps": "1", "tape": "1"})
     whole, kind = request.read(), request.headers["content-type"]
@@ -353,13 +355,15 @@ def test_fuzzed_forms_get_a_reason(served: Served) -> None:
     ],
     ids=["empty", "postscript", "text", "cut", "bomb", "large", "thread", "deep"],
 )
-def test_what_is_no_image_is_refused_with_the_reason(served: Served, content: bytes, status: int, reason: str) -> None:
+def test_what_is_no_image_is_refused_with_the_reason(
+    served: ServedModel, content: bytes, status: int, reason: str
+) -> None:
     reply = one(create_app(served), "POST", "/v1/classify", files=files(content))
     assert (reply.status_code, reason in reply.json()["detail"]) == (status, True), reply.text
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "LA", "CMYK"])
-def test_any_colours_become_the_models(served: Served, mode: str) -> None:
+def test_any_colours_become_the_models(served: ServedModel, mode: str) -> None:
     image = drawn(3, (40, 30)).convert(mode)
     kind = "JPEG" if mode == "CMYK" else "PNG"
     reply = one(create_app(served), "POST", "/v1/classify", files=files(png(image, kind)))
@@ -385,13 +389,13 @@ def test_any_colours_become_the_models(served: Served, mode: str) -> None:
         ({"steps": ["1", "2"]}, "steps is given twice"),
     ],
 )
-def test_an_impossible_wish_is_refused_with_the_range(served: Served, form: dict[str, Any], reason: str) -> None:
+def test_an_impossible_wish_is_refused_with_the_range(served: ServedModel, form: dict[str, Any], reason: str) -> None:
     reply = one(create_app(served), "POST", "/v1/classify", files=files(png(drawn(0))), data=form)
     assert reply.status_code == 422
     assert reason in reply.json()["detail"]
 
 
-def test_requests_without_images_or_with_too_many_are_refused(served: Served) -> None:
+def test_requests_without_images_or_with_too_many_are_refused(served: ServedModel) -> None:
     app = create_app(served, limits=Limits(images=3))
 
     async def work(client: httpx.AsyncClient) -> list[tuple[int, str]]:
@@ -411,7 +415,7 @@ def test_requests_without_images_or_with_too_many_are_refused(served: Served) ->
     assert "at most 3 images" in many[1]
 
 
-def test_bodies_over_the_limit_are_refused_whether_announced_or_chunked(served: Served) -> None:
+def test_bodies_over_the_limit_are_refused_whether_announced_or_chunked(served: ServedModel) -> None:
     app = create_app(served, limits=Limits(body=100_000))
     large = os.urandom(600_000)
 
@@ -434,7 +438,7 @@ def test_bodies_over_the_limit_are_refused_whether_announced_or_chunked(served: 
     assert replies[2].status_code == 404  # a path of other models never reads its body
 
 
-def test_a_body_that_crosses_the_limit_with_its_last_bytes_is_refused_at_once(served: Served) -> None:
+def test_a_body_that_crosses_the_limit_with_its_last_bytes_is_refused_at_once(served: ServedModel) -> None:
     app, told = create_app(served, limits=Limits(body=100)), []
     messages = [{"type": "http.request", "body": b"x" * 200, "more_body": False}]
 
@@ -450,13 +454,13 @@ def test_a_body_that_crosses_the_limit_with_its_last_bytes_is_refused_at_once(se
     assert told[0]["status"] == 413
 
 
-def test_uploads_together_are_bounded(served: Served) -> None:
+def test_uploads_together_are_bounded(served: ServedModel) -> None:
     app = create_app(served, limits=Limits(bodies=1000))
     reply = one(app, "POST", "/v1/classify", files=files(os.urandom(2000)))
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
 
 
-def test_nothing_is_written(folder: Path, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written(folder: Path, served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def rollover(_: Any) -> None:
         raise AssertionError("an upload went to disk")
 
@@ -469,7 +473,7 @@ def test_nothing_is_written(folder: Path, served: Served, monkeypatch: pytest.Mo
 
 
 def test_at_twice_its_capacity_the_queue_is_bounded_and_every_accepted_answer_is_right(
-    folder: Path, served: Served
+    folder: Path, served: ServedModel
 ) -> None:
     app = create_app(load_served(folder), limits=Limits(queue=16, batch=4))
     depths = slowed(app, 0.01)
@@ -515,7 +519,7 @@ def resident() -> int:
     return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
 
 
-def test_shutting_down_answers_what_was_accepted_and_nothing_else(served: Served) -> None:
+def test_shutting_down_answers_what_was_accepted_and_nothing_else(served: ServedModel) -> None:
     app = create_app(served, limits=Limits(batch=2))
     slowed(app, 0.05)
     replies: list[int] = []
@@ -542,7 +546,7 @@ def test_shutting_down_answers_what_was_accepted_and_nothing_else(served: Served
     assert batcher.depth == 0
 
 
-def test_while_draining_a_server_lives_but_is_not_ready(served: Served) -> None:
+def test_while_draining_a_server_lives_but_is_not_ready(served: ServedModel) -> None:
     app = create_app(served)
 
     async def work(client: httpx.AsyncClient) -> list[httpx.Response]:
@@ -558,7 +562,7 @@ def test_while_draining_a_server_lives_but_is_not_ready(served: Served) -> None:
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
 
-def test_a_token_is_asked_for_everywhere_but_health_and_page(served: Served) -> None:
+def test_a_token_is_asked_for_everywhere_but_health_and_page(served: ServedModel) -> None:
     app = create_app(served, token="s3cret")
 
     async def work(client: httpx.AsyncClient) -> dict[str, int]:
@@ -573,7 +577,7 @@ def test_a_token_is_asked_for_everywhere_but_health_and_page(served: Served) -> 
     assert inside(app, work) == expected
 
 
-def test_metrics_tell_what_happened(served: Served) -> None:
+def test_metrics_tell_what_happened(served: ServedModel) -> None:
     app = create_app(served)
 
     async def work(client: httpx.AsyncClient) -> str:
@@ -595,7 +599,7 @@ def test_metrics_tell_what_happened(served: Served) -> None:
         assert line in text
 
 
-def test_the_model_is_described_and_its_data_shown(served: Served) -> None:
+def test_the_model_is_described_and_its_data_shown(served: ServedModel) -> None:
     async def work(client: httpx.AsyncClient) -> tuple[Any, Any, Any, Any]:
         model, shown = (await client.get("/v1/model")).json(), (await client.get("/v1/examples?count=10")).json()
         heat = [(await client.get("/v1/heatmap", params={"steps": steps})).json() for steps in (2, 2, 0)]
@@ -617,7 +621,7 @@ def test_the_model_is_described_and_its_data_shown(served: Served) -> None:
     assert [status for status, _ in bad] == [422, 422]
 
 
-def test_a_server_needs_no_data_set(tmp_path: Path, served: Served) -> None:
+def test_a_server_needs_no_data_set(tmp_path: Path, served: ServedModel) -> None:
     moved = write_run(tmp_path / "run")
     config = json.loads((moved / "config.json").read_text())
     config["data"] |= {"source": "folder", "path": "/nowhere"}
@@ -682,7 +686,7 @@ def test_parity_tells_its_pairs_and_takes_short_sequences(tmp_path: Path) -> Non
     assert [reply.status_code for reply in bad] == [422] * 8 + [404]
 
 
-def test_a_model_set_to_no_steps_is_served_at_none_and_returns_to_them(served: Served) -> None:
+def test_a_model_set_to_no_steps_is_served_at_none_and_returns_to_them(served: ServedModel) -> None:
     served.model.set_budget(0)
     app, image = create_app(served), files(png(drawn(0)))
 
@@ -694,7 +698,7 @@ def test_a_model_set_to_no_steps_is_served_at_none_and_returns_to_them(served: S
     assert inside(app, work) == [none, {"steps": 2, "threshold": 0.5}, none]
 
 
-def test_a_latency_buys_the_most_steps_that_fit(served: Served) -> None:
+def test_a_latency_buys_the_most_steps_that_fit(served: ServedModel) -> None:
     table: dict[int | None, float] = {0: 1.0, 1: 2.0, 2: 3.0, 4: 5.004}
     assert [within_latency(served.model, table, ms).steps for ms in (1.0, 2.9, 5.0, 99)] == [0, 1, 2, 4]
     assert within_latency(served.model, table, 3) == asked_budget(served.model, None, 2, None) == Budget(2, 0.5)

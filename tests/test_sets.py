@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from adatape.config import Augment, Images, Parity, UntrustedImages
-from adatape.data.batch import Batch, Part
+from adatape.data.batch import Batch, Shard
 from adatape.data.decode import BrokenImage
 from adatape.data.imageset import Pixels
 from adatape.data.loaders import Labelled, even_chunks, fixed_chunks
@@ -69,7 +69,7 @@ def equal(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_set_is_what_it_says(kind: str, split: Any, place: Path) -> None:
     found = open_set(config_of(kind, place, validate_on=None if kind == "digits" else 0.2), split)
-    x, label = joined([list(found.scored(7, Part(), CPU))])
+    x, label = joined([list(found.evaluation_batches(7, Shard(), CPU))])
     assert (len(x), len(label)) == (found.samples, found.samples)
     assert (x.shape[1:], found.split) == (found.shape, "test" if kind == "digits" else split)
     assert label.unique().tolist() == list(range(found.classes))
@@ -82,7 +82,9 @@ def test_a_set_is_what_it_says(kind: str, split: Any, place: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_set_is_scored_alike_by_one_process_and_by_several(kind: str, chunks_of: Any, place: Path) -> None:
     def scored(rank: int, world: int) -> list[Labelled]:
-        return list(open_set(config_of(kind, place), "test").scored(4, Part(rank, world), CPU, chunks_of=chunks_of))
+        return list(
+            open_set(config_of(kind, place), "test").evaluation_batches(4, Shard(rank, world), CPU, chunks_of=chunks_of)
+        )
 
     alone = scored(0, 1)
     for world in (2, 3):
@@ -98,7 +100,7 @@ def test_a_set_is_learnt_alike_by_one_process_and_by_several_from_any_step(kind:
     train = open_set(config_of(kind, place, **varied), "train")
 
     def batches(world: int, first: int) -> list[Batch]:
-        loaders = [train.training(12, 5, Part(rank, world), CPU) for rank in range(world)]
+        loaders = [train.training_loader(12, 5, Shard(rank, world), CPU) for rank in range(world)]
         rows = zip(*(itertools.islice(each.batches(first), 5 - first) for each in loaders), strict=True)
         return [Batch(*map(torch.cat, zip(*row, strict=True))) for row in rows]
 
@@ -112,8 +114,8 @@ def test_a_set_is_learnt_alike_by_one_process_and_by_several_from_any_step(kind:
 def test_a_few_of_a_set_are_so_many_of_all_classes(kind: str, place: Path) -> None:
     whole = open_set(config_of(kind, place), "test")
     for count in (12, 5000):
-        few = whole.spread(count)
-        x, label = joined([list(few.scored(5, Part(), CPU))])
+        few = whole.evenly_spaced(count)
+        x, label = joined([list(few.evaluation_batches(5, Shard(), CPU))])
         assert len(x) == few.samples == min(count, whole.samples or 0)
         assert len(label.unique()) > 1
         assert (few.shape, few.names) == (whole.shape, whole.names)
@@ -131,7 +133,10 @@ def test_tars_are_scored_alike_by_number_and_as_a_stream(place: Path, tmp_path: 
         for end in ("", ".gz")
     )
     assert (first.images is None, second.images is None) == (False, True)
-    assert equal(joined([list(first.scored(3, Part(), CPU))]), joined([list(second.scored(3, Part(), CPU))]))
+    assert equal(
+        joined([list(first.evaluation_batches(3, Shard(), CPU))]),
+        joined([list(second.evaluation_batches(3, Shard(), CPU))]),
+    )
 
 
 def test_shards_are_described_by_their_config_alone_and_missed_when_they_are_needed() -> None:
@@ -143,7 +148,12 @@ def test_shards_are_described_by_their_config_alone_and_missed_when_they_are_nee
 
 def test_a_config_from_a_file_opens_no_tar_elsewhere() -> None:
     found = open_set(UntrustedImages("shards", "http://127.0.0.1:1/{split}.tar", 8, classes=3), "test")
-    for use in (found.check_exists, lambda: found.images, lambda: found.samples, lambda: found.scored(1, Part(), CPU)):
+    for use in (
+        found.check_exists,
+        lambda: found.images,
+        lambda: found.samples,
+        lambda: found.evaluation_batches(1, Shard(), CPU),
+    ):
         with pytest.raises(ValueError, match="a file may name local shards only"):
             use()
 
@@ -173,10 +183,10 @@ def test_sparse_files_in_tars_are_refused(tmp_path: Path) -> None:
     subprocess.run(["tar", "--sparse", "-cf", "test.tar", "0.png", "0.cls"], cwd=tmp_path, check=True)
     found = open_set(Images("shards", f"{tmp_path}/{{split}}.tar", 8, classes=1), "test")
     with pytest.raises(OSError, match=r"test\.tar could not be read: .*0\.png is stored as a sparse file"):
-        next(found.scored(1, Part(), CPU))
+        next(found.evaluation_batches(1, Shard(), CPU))
 
 
 def test_training_sequences_are_fresh_and_cannot_be_scored() -> None:
     found: LabelledSet = open_set(Parity(length=6), "train")
     with pytest.raises(ValueError, match="split is train; parity has fresh sequences at every step"):
-        found.scored(4, Part(), CPU)
+        found.evaluation_batches(4, Shard(), CPU)

@@ -10,7 +10,7 @@ from jaxtyping import install_import_hook, TypeCheckError
 with install_import_hook("adatape", "beartype.beartype"):
     import torch, timm, adatape.models
     from adatape.atr import read_tape, scores
-    from adatape.layout import key_mask
+    from adatape.packing import key_mask
     from adatape.recipes import parity
     from adatape.models.sequence import build_sequence_model
     from adatape.data.parity import held_out_set

@@ -14,8 +14,16 @@ from adatape import cli
 from adatape.config import Bench
 from adatape.evaluate import speed
 from adatape.evaluate.bench import groups_of, merged, read_rows, reference_of, spec_of
-from adatape.evaluate.sides import How, Mode, build_side, feeder, input_shape, let_nothing_halt, loss_of
-from adatape.evaluate.speed import Side, compare, interleaved, ratios, repeats_within, rotated, spread
+from adatape.evaluate.speed import TimedModel, compare, interleaved, ratios, repeats_within, rotated, spread
+from adatape.evaluate.timed_models import (
+    Mode,
+    TimingSettings,
+    build_timed,
+    disable_halting,
+    feeder,
+    input_shape,
+    loss_of,
+)
 from adatape.report.bench import write_bench
 from adatape.report.pictures.speed import draw_speed
 from adatape.report.tables import bench_table
@@ -42,8 +50,8 @@ class Clock:
     def passes(self, seconds: float) -> None:
         self.now += seconds
 
-    def taking(self, seconds: float) -> Callable[[], Side]:
-        return lambda: Side(lambda: self.passes(seconds))
+    def taking(self, seconds: float) -> Callable[[], TimedModel]:
+        return lambda: TimedModel(lambda: self.passes(seconds))
 
 
 @pytest.fixture
@@ -92,7 +100,7 @@ def test_repeats_fill_the_time_and_are_at_least_one(clock: Clock) -> None:
 
 
 def test_a_side_that_cannot_be_built_leaves_the_others(clock: Clock) -> None:
-    def broken() -> Side:
+    def broken() -> TimedModel:
         raise torch.OutOfMemoryError("no room\nfor 9 GiB")
 
     found = compare({"broken": broken, "good": clock.taking(0.001)}, 2, 0.002, nothing)
@@ -103,7 +111,7 @@ def test_a_side_that_cannot_be_built_leaves_the_others(clock: Clock) -> None:
 
 def test_a_side_that_fails_while_it_is_timed_leaves_the_others(clock: Clock) -> None:
     left = iter(range(6))
-    late = compare({"late": lambda: Side(lambda: next(left)), "good": clock.taking(0.001)}, 9, 0.002, nothing)
+    late = compare({"late": lambda: TimedModel(lambda: next(left)), "good": clock.taking(0.001)}, 9, 0.002, nothing)
     assert late["late"].error == "StopIteration: without a word"
     assert (late["late"].seconds, len(late["good"].seconds)) == ([], 9)
 
@@ -111,10 +119,10 @@ def test_a_side_that_fails_while_it_is_timed_leaves_the_others(clock: Clock) -> 
 def test_warm_up_happens_before_anything_is_timed(clock: Clock) -> None:
     built: list[str] = []
 
-    def slow(name: str) -> Side:
+    def slow(name: str) -> TimedModel:
         clock.passes(0.3)
         built.append(name)
-        return Side(lambda: clock.passes(0.01))
+        return TimedModel(lambda: clock.passes(0.01))
 
     found = compare({name: lambda name=name: slow(name) for name in "ab"}, 2, 1e-9, nothing)
     assert built == ["a", "b"]
@@ -126,14 +134,14 @@ def test_a_full_tape_has_every_token_in_every_row(bank: str) -> None:
     model = timm.create_model("adatape_tiny_patch16_224", bank=bank, norm_scale=3.0, **SMALL).eval()
     x = torch.randn(4, 3, 32, 32)
     assert model(x, output=True).tape.length.min() < model.reader.steps
-    let_nothing_halt(model)
+    disable_halting(model)
     assert model(x, output=True).tape.length.tolist() == [model.reader.steps] * 4
 
 
 @pytest.mark.parametrize(("name", "steps"), [("ut", 12), ("uvit", 3), ("avit", 12), ("ponder", 12)])
 def test_nothing_halts_where_depth_adapts(name: str, steps: int) -> None:
     model = timm.create_model(f"{name}_tiny_patch16_224", img_size=32).eval()
-    let_nothing_halt(model)
+    disable_halting(model)
     with torch.no_grad():
         output = model(torch.randn(2, 3, 32, 32), output=True)
     assert output.logits.isfinite().all()
@@ -145,11 +153,11 @@ def test_nothing_halts_where_depth_adapts(name: str, steps: int) -> None:
 @pytest.mark.parametrize("mode", ["train", "inference"])
 @pytest.mark.parametrize("data", [False, True])
 def test_a_side_runs_with_and_without_data(mode: Mode, data: bool) -> None:
-    how = How(mode, batch=2, data=data)
-    x, *rest = feeder((3, 16, 16), 10, how)()
+    timing = TimingSettings(mode, batch=2, data=data)
+    x, *rest = feeder((3, 16, 16), 10, timing)()
     assert (x.shape, x.dtype) == ((2, 3, 16, 16), torch.float32)
     assert [each.shape for each in rest] == ([(2,), (2,)] if mode == "train" else [])
-    build_side("adatape_tiny_patch16_224", SMALL, how).call()
+    build_timed("adatape_tiny_patch16_224", SMALL, timing).call()
 
 
 def test_a_training_step_moves_the_weights_and_inference_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +165,7 @@ def test_a_training_step_moves_the_weights_and_inference_does_not(monkeypatch: p
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda *a, **k: made.append(create(*a, **k)) or made[-1])
     for mode, moves in (("train", True), ("inference", False)):
-        side = build_side("vit_tiny_patch16_224", {"img_size": 32, "depth": 1}, How(mode, 2))
+        side = build_timed("vit_tiny_patch16_224", {"img_size": 32, "depth": 1}, TimingSettings(mode, 2))
         before = made[-1].head.weight.detach().clone()
         side.call()
         assert (not torch.equal(before, made[-1].head.weight)) is moves
@@ -199,15 +207,17 @@ def test_the_reference_is_the_vit_of_the_same_size_and_patch(model: str, referen
 def test_models_with_one_reference_are_timed_together() -> None:
     models = (TAPE, f"{TAPE},bank=learn", "deit_small_patch16_224")
     groups = groups_of(models, Bench(batch=(1, 4), mode=("train",)), "cpu")
-    assert [(group.how.batch, len(group.models)) for group in groups] == [(1, 2), (1, 1), (4, 2), (4, 1)]
-    assert {(group.how.precision, group.how.compile, group.how.graphs) for group in groups} == {("fp32", "none", False)}
+    assert [(group.timing.batch, len(group.models)) for group in groups] == [(1, 2), (1, 1), (4, 2), (4, 1)]
+    assert {(group.timing.precision, group.timing.compile, group.timing.graphs) for group in groups} == {
+        ("fp32", "none", False)
+    }
 
 
 def test_on_a_gpu_small_inference_is_replayed_as_a_graph() -> None:
     groups = groups_of((TAPE,), Bench(batch=(8, 64)), "cuda")
-    chosen = {(group.how.mode, group.how.batch): group.how for group in groups}
-    assert [at for at, how in chosen.items() if how.graphs] == [("inference", 8)]
-    assert {(how.precision, how.compile) for how in chosen.values()} == {("bf16", "default")}
+    chosen = {(group.timing.mode, group.timing.batch): group.timing for group in groups}
+    assert [at for at, timing in chosen.items() if timing.graphs] == [("inference", 8)]
+    assert {(timing.precision, timing.compile) for timing in chosen.values()} == {("bf16", "default")}
 
 
 def test_merged_results_replace_the_same_row_and_keep_the_others() -> None:
@@ -266,12 +276,12 @@ def test_every_other_system_of_the_paper_can_be_named() -> None:
 
 @pytest.mark.parametrize("failing", ["adatape_tiny_patch16_224", "vit_tiny_patch16_224"])
 def test_what_fails_is_a_row_with_its_error(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def built(name: str, options: dict, how: How) -> Side:
+    def built(name: str, options: dict, timing: TimingSettings) -> TimedModel:
         if name == failing:
             raise torch.OutOfMemoryError("no room")
-        return build_side(name, options, how)
+        return build_timed(name, options, timing)
 
-    monkeypatch.setattr("adatape.evaluate.bench.build_side", built)
+    monkeypatch.setattr("adatape.evaluate.bench.build_timed", built)
     asked = Bench(VIT, (1,), ("train",), "cpu", rounds=1, seconds=0.001)
     found = write_bench((TAPE, "deit_tiny_patch16_224"), asked)
     tape, deit = found.rows

@@ -29,7 +29,7 @@ from adatape.data.decode import BrokenImage, decode
 from adatape.models.options import check_options, check_wrap
 from adatape.recipes import RECIPES
 from adatape.serve.served import load_served
-from adatape.train.files import whole
+from adatape.train.files import atomic_write
 from adatape.train.folder import RESULT, WEIGHTS, load_run, prepare, write
 from adatape.train.task import build_for
 from adatape.train.weights import write_weights
@@ -340,7 +340,7 @@ def test_a_link_within_a_run_folder_is_accepted(world: World, run: Path) -> None
 def test_a_file_is_written_beside_a_link_not_through_it(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "x.json.partial").symlink_to(tmp_path / "mine")
-    with whole(tmp_path / "x.json") as partial:
+    with atomic_write(tmp_path / "x.json") as partial:
         partial.write_text("new")
     assert ((tmp_path / "mine").read_text(), (tmp_path / "x.json").read_text()) == ("mine", "new")
 

@@ -17,7 +17,7 @@ from adatape.config import Images
 from adatape.data.haystack import DIGIT, make_haystack
 from adatape.data.images import haystack_of, open_images
 from adatape.macs import total
-from adatape.models.making import WrapWindowsOptions
+from adatape.models.build import WrapWindowsOptions
 from adatape.models.windows import WindowOptions, WindowTape
 from adatape.windows.answers import OneLabel, SeveralLabels
 from adatape.windows.scan import Scan, cut_windows, highest_apart, scan_shape

@@ -13,7 +13,7 @@ _HOMES = {
     "InputBank": "adatape.banks",
     "LearnedBank": "adatape.banks",
     "TapeReader": "adatape.reader",
-    "Reading": "adatape.config",
+    "ReaderConfig": "adatape.config",
     "read_tape": "adatape.atr",
     "Tape": "adatape.records",
     "Output": "adatape.records",
@@ -23,7 +23,7 @@ __all__ = [  # the keys of _HOMES, spelled out because type checkers cannot eval
     "InputBank",
     "LearnedBank",
     "Output",
-    "Reading",
+    "ReaderConfig",
     "Tape",
     "TapeReader",
     "__version__",
@@ -34,7 +34,7 @@ __all__ = [  # the keys of _HOMES, spelled out because type checkers cannot eval
 if TYPE_CHECKING:
     from adatape.atr import read_tape
     from adatape.banks import InputBank, LearnedBank
-    from adatape.config import Reading
+    from adatape.config import ReaderConfig
     from adatape.models import AdaTape, wrap
     from adatape.reader import TapeReader
     from adatape.records import Output, Tape

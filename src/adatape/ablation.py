@@ -9,9 +9,9 @@ from jaxtyping import Float
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from adatape.act import NEVER, advance, begin, ponder_cost
-from adatape.atr import highest, read_tape, scores, summable, take, wide
-from adatape.config import ReaderName, Reading
+from adatape.act import NEVER_HALT_LOGIT, advance, begin, ponder_cost
+from adatape.atr import as_float64, at_least_float32, highest, read_tape, scores, take
+from adatape.config import ReaderConfig, ReaderName
 from adatape.macs import linear_macs
 from adatape.reader import CHOICES, TapeReader
 from adatape.records import Tape
@@ -23,19 +23,19 @@ class ParallelReader(TapeReader):
     Tokens are not multiplied by weights, so the query gets no gradient, as in the released code (departure 22).
     """
 
-    finds, halts = False, False
+    use_kernels, halts = False, False
 
     @property
     def always_full(self) -> bool:
         return not (self.training and self.reading.sample_budgets)
 
     @staticmethod
-    def tokens_needed(reading: Reading) -> int:
+    def tokens_needed(reading: ReaderConfig) -> int:
         return reading.steps
 
     def read(self, query: Tensor, bank: Tensor, taken: Tensor | None, key: Tensor | None = None) -> Tape:  # noqa: ARG002
         h = self.reading.query_width
-        d = scores(query[:, :h], summable(bank[..., :h]))
+        d = scores(query[:, :h], as_float64(bank[..., :h]))
         index = highest(d if taken is None else d.masked_fill(taken, -math.inf), self.steps)
         return full_tape(take(bank, index), index[..., None])
 
@@ -49,7 +49,7 @@ class FixedTokens(nn.Module):
 
     always_full, halts, scales_rows = True, False, False
 
-    def __init__(self, width: int, reading: Reading) -> None:
+    def __init__(self, width: int, reading: ReaderConfig) -> None:
         super().__init__()
         self.reading, self.steps = reading, reading.steps
         self.tokens = nn.Parameter(trunc_normal_(torch.empty(reading.steps, width), std=0.02))
@@ -86,9 +86,9 @@ class ActReader(TapeReader):
     after each of their norms instead. The K weights of a token in `Tape.weight` sum to its ACT weight.
     """
 
-    finds, always_full, halts = False, False, False
+    use_kernels, always_full, halts = False, False, False
 
-    def __init__(self, width: int, reading: Reading, bank_size: int, after_norm: bool = False) -> None:
+    def __init__(self, width: int, reading: ReaderConfig, bank_size: int, after_norm: bool = False) -> None:
         super().__init__(width, reading, bank_size)
         self.scales_rows = after_norm
         self.halt = nn.Linear(width, 1)
@@ -110,7 +110,7 @@ class ActReader(TapeReader):
             temperature=reading.temperature,
             check=False,
         )
-        p = wide(self.halt(tape.tokens.to(self.halt.weight.dtype))).squeeze(-1).sigmoid()
+        p = at_least_float32(self.halt(tape.tokens.to(self.halt.weight.dtype))).squeeze(-1).sigmoid()
         act, weights = begin(p[:, 0]), []
         for t in range(self.steps):
             weight, act = advance(act, p[:, t], last=t == self.steps - 1)
@@ -136,7 +136,7 @@ class ActReader(TapeReader):
 
     def never_halt(self) -> None:
         super().never_halt()
-        nn.init.constant_(self.halt.bias, NEVER)
+        nn.init.constant_(self.halt.bias, NEVER_HALT_LOGIT)
 
     def export_refusal(self) -> str:
         return (
@@ -162,7 +162,7 @@ def full_tape(tokens: Float[Tensor, "b t d"], index: Tensor) -> Tape:
     )
 
 
-def make_reader(name: ReaderName, width: int, reading: Reading, bank_size: int) -> TapeReader | FixedTokens:
+def make_reader(name: ReaderName, width: int, reading: ReaderConfig, bank_size: int) -> TapeReader | FixedTokens:
     if name == "adaptive":
         return TapeReader(width, reading, bank_size)
     if name == "parallel":

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-NEVER = -30.0  # halting logit whose sigmoid is about 1e-13, so that no sum over steps reaches 1 - ε
+NEVER_HALT_LOGIT = -30.0  # halting logit whose sigmoid is about 1e-13, so that no sum over steps reaches 1 - ε
 
 
 class Act(NamedTuple):

@@ -61,13 +61,13 @@ def read_tape(
     temperature = h**0.5 if temperature is None else temperature
     _check_shapes(query, bank, h, taken)
     _check_settings(steps, threshold, merge, temperature, update, ponder)
-    _check_room(bank.shape[-2], steps, merge)
+    _check_bank_size(bank.shape[-2], steps, merge)
     if check and not torch.compiler.is_compiling():
         _check_values(query, bank, taken, steps, merge)
 
     with torch.autocast(query.device.type, enabled=False):
-        dtype = wide(query).dtype
-        q, keys = summable(wide(query[:, :h])), summable(wide(bank[..., :h]))
+        dtype = at_least_float32(query).dtype
+        q, keys = as_float64(at_least_float32(query[:, :h])), as_float64(at_least_float32(bank[..., :h]))
         if taken is None:
             taken = torch.zeros(query.shape[0], bank.shape[-2], dtype=torch.bool, device=query.device)
         halting = loss = q.new_zeros(q.shape[0])
@@ -92,7 +92,7 @@ def read_tape(
 
         visible, i, w = torch.stack(mask, 1), torch.stack(index, 1), torch.stack(weight, 1)
         w = w.to(dtype) * visible[..., None]
-        tokens = weighted_sum(w, wide(take(bank, i)))  # lines 8-9 in full width, one gather for all steps
+        tokens = weighted_sum(w, at_least_float32(take(bank, i)))  # lines 8-9 in full width, one gather for all steps
     return Tape(
         tokens=tokens.to(bank.dtype),
         mask=visible,
@@ -103,7 +103,7 @@ def read_tape(
     )
 
 
-def retrace(
+def recompute_weights(
     query: Float[Tensor, "b d"],
     keys: Float[Tensor, "b t k h"],
     visible: Bool[Tensor, "b t"],
@@ -111,8 +111,8 @@ def retrace(
     update: Update = "average",
 ) -> Float[Tensor, "b t k"]:
     """Weights of already selected tokens, differentiable: Algorithm 2 without lines 4, 5 and 15."""
-    q, weight = wide(query[:, : keys.shape[-1]]), []
-    for found in wide(keys).unbind(1):
+    q, weight = at_least_float32(query[:, : keys.shape[-1]]), []
+    for found in at_least_float32(keys).unbind(1):
         w = ((q[:, None] * found).sum(-1) / temperature).softmax(-1)  # lines 3, 6 and 7
         weight.append(w)
         q = UPDATE[update](q, weighted_sum(w, found))  # lines 8 and 16
@@ -155,7 +155,7 @@ def scores(
     return d.to(dtype)
 
 
-def summable(keys: Float[Tensor, "*b c h"]) -> Float[Tensor, "*b c h"]:
+def as_float64(keys: Float[Tensor, "*b c h"]) -> Float[Tensor, "*b c h"]:
     """Keys in float64, for `scores`; unchanged on MPS, which has no float64."""
     return keys if keys.device.type == "mps" else keys.double()
 
@@ -172,7 +172,7 @@ def weighted_sum(w: Float[Tensor, "*b k"], tokens: Float[Tensor, "*b k d"]) -> F
     return (w[..., None] * tokens).sum(-2)
 
 
-def wide(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     """Casts to float32; float64 is unchanged."""
     return x if x.dtype == torch.float64 else x.float()
 
@@ -204,7 +204,7 @@ def _check_shapes(query: Tensor, bank: Tensor, h: int, taken: Tensor | None) -> 
         raise ValueError(f"taken has dtype {taken.dtype}; it must be torch.bool")
 
 
-def _check_room(size: int, steps: int, merge: int, hidden: int = 0) -> None:
+def _check_bank_size(size: int, steps: int, merge: int, hidden: int = 0) -> None:
     if size < steps * merge + hidden:
         has = f"bank has {size} tokens" + (f", {hidden} of them hidden by taken" if hidden else "")
         raise ValueError(f"{has}; steps × merge needs {steps * merge}")
@@ -216,4 +216,4 @@ def _check_values(query: Tensor, bank: Tensor, taken: Tensor | None, steps: int,
         if bad:
             raise ValueError(f"{name} has {bad} non-finite values of {x.numel()}; it must have none")
     if taken is not None and taken.numel():
-        _check_room(bank.shape[-2], steps, merge, hidden=int(taken.sum(-1).max()))
+        _check_bank_size(bank.shape[-2], steps, merge, hidden=int(taken.sum(-1).max()))

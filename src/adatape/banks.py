@@ -15,12 +15,12 @@ from jaxtyping import Float, Int
 from timm.layers import lecun_normal_, resample_abs_pos_embed, trunc_normal_
 from torch import Tensor, nn
 
-from adatape.atr import take, wide
+from adatape.atr import at_least_float32, take
 from adatape.macs import NoCostFormula, linear_macs, token_macs
 from adatape.patches import PatchRows, matmul_dtype, raw_patches
 
 
-class Whole:
+class BankView:
     """An opened bank whose tokens are already computed."""
 
     def __init__(self, tokens: Float[Tensor, "c d"] | Float[Tensor, "b c d"]) -> None:
@@ -43,11 +43,11 @@ class Bank(nn.Module):
 
     size: int  # tokens per sample (C)
 
-    def open(self, inputs: Tensor) -> Whole:
-        """Opens the bank for a batch; subclasses may return a `Whole` that computes tokens on request."""
-        return Whole(self(inputs))
+    def open(self, inputs: Tensor) -> BankView:
+        """Opens the bank for a batch; subclasses may return a `BankView` that computes tokens on request."""
+        return BankView(self(inputs))
 
-    def start_from(self, vit: Any) -> None:
+    def init_from_vit(self, vit: Any) -> None:
         """Initialises the bank from a pretrained ViT; does nothing by default."""
 
     def set_input_size(self, image: tuple[int, int]) -> None:
@@ -84,7 +84,7 @@ class LearnedBank(Bank):
         self.tokens = nn.Parameter(trunc_normal_(torch.empty(size, width), std=0.02))
 
     @torch.no_grad()
-    def start_from(self, vit: Any) -> None:
+    def init_from_vit(self, vit: Any) -> None:
         """Initialises with the ViT's embeddings of noise patches at random positions, so tokens differ."""
         embed, like = vit.patch_embed, next(vit.patch_embed.parameters())
         if like.is_meta:
@@ -123,7 +123,7 @@ class InputBank(Bank):
             nn.init.zeros_(layer.bias)
 
     @torch.no_grad()
-    def start_from(self, vit: Any) -> None:
+    def init_from_vit(self, vit: Any) -> None:
         """Initialises so that a bank token is the ViT's embedding of that patch, resized to the ViT's patch size.
 
         h1 keeps its random weights where the ViT's projection is no patch convolution of pixels, as in hybrids.
@@ -132,7 +132,7 @@ class InputBank(Bank):
             return
         proj, mine = vit.patch_embed.proj, self.h1.proj
         if isinstance(proj, nn.Conv2d) and proj.stride == proj.kernel_size and proj.in_channels == mine.in_channels:
-            mine.weight.copy_(_seeing_magnified(proj.weight, self.patch))
+            mine.weight.copy_(_resized_projection(proj.weight, self.patch))
             mine.bias.copy_(torch.zeros_like(mine.bias) if proj.bias is None else proj.bias)
         places = _positions(vit)
         grids = self.h1.grid_size, vit.patch_embed.grid_size
@@ -159,11 +159,11 @@ class InputBank(Bank):
     def forward(self, images: Float[Tensor, "b ch height width"]) -> Float[Tensor, "b c d"]:
         return self.h2(self.h1(images) + self.pos_embed)
 
-    def open(self, images: Float[Tensor, "b ch height width"]) -> Whole:
-        return Patches(self, images)
+    def open(self, images: Float[Tensor, "b ch height width"]) -> BankView:
+        return PatchView(self, images)
 
 
-class Patches(Whole):
+class PatchView(BankView):
     """An opened InputBank. A token is affine in its raw patch, so full tokens are computed only where they are read."""
 
     def __init__(self, bank: InputBank, images: Float[Tensor, "b ch height width"]) -> None:
@@ -214,7 +214,7 @@ def affine_keys(
 
 def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
     """`norm(x)` in float32 or better."""
-    x = wide(x)
+    x = at_least_float32(x)
     return F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
 
 
@@ -224,7 +224,7 @@ def _positions(vit: Any) -> Float[Tensor, "1 n d"] | None:
     return None if positions is None else positions.detach()[:, positions.shape[1] - vit.patch_embed.num_patches :]
 
 
-def _seeing_magnified(weight: Float[Tensor, "d ch height width"], patch: int) -> Float[Tensor, "d ch patch patch"]:
+def _resized_projection(weight: Float[Tensor, "d ch height width"], patch: int) -> Float[Tensor, "d ch patch patch"]:
     """The projection of a patch that equals `weight` on the resized patch: `weight` times the resizing matrix."""
     one_pixel = torch.eye(patch * patch, device=weight.device).unflatten(1, (1, patch, patch))
     resized = F.interpolate(one_pixel, weight.shape[-2:], mode="bicubic", antialias=True).flatten(1)

@@ -22,7 +22,7 @@ def is_folder_name(text: str) -> bool:
 # they exhaust the memory.
 FolderName = Annotated[str, Predicate(is_folder_name)]
 Count = Annotated[int, Ge(1), Le(10**12)]
-Whole = Annotated[int, Ge(0), Le(10**12)]
+CountOrZero = Annotated[int, Ge(0), Le(10**12)]
 Quantity = Annotated[int, Ge(1), Le(1_000_000)]
 QuantityOrZero = Annotated[int, Ge(0), Le(1_000_000)]
 Pixels = Annotated[int, Ge(1), Le(16_384)]
@@ -50,7 +50,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Reading(Record):
+class ReaderConfig(Record):
     """How a tape is read; the paper's letters are T, τ, K, h and λ."""
 
     steps: Quantity = 10
@@ -145,7 +145,7 @@ class SequenceModel(Record):
     width: Width = 192
     depth: Depth = 12
     heads: Width = 3
-    reading: Reading | None = None
+    reading: ReaderConfig | None = None
     reader: ReaderName = "adaptive"
     universal: Depth | None = None
     """maximum number of steps of a Universal Transformer, one block repeated by ACT"""
@@ -283,8 +283,8 @@ class Optimizer(Record):
     """AdamW with linear warm-up, then a constant or decaying rate."""
 
     lr: NotNegative = 3e-5
-    warmup: Whole = 1000
-    steps: Whole = 10_000
+    warmup: CountOrZero = 1000
+    steps: CountOrZero = 10_000
     batch: Quantity = 128
     """samples per step, over all processes"""
     weight_decay: NotNegative = 0.0

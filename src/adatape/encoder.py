@@ -10,12 +10,12 @@ from timm.layers import GluMlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from adatape.layout import TapeRows
 from adatape.macs import linear_macs
-from adatape.ragged import Ragged
+from adatape.packing import TapeRows
+from adatape.ragged_attention import RaggedMask
 
-SHUT = 1e-16  # small enough that a tape key scoring 20 above all inputs still changes nothing in float32
-SPEED = 10.0  # Adam's steps are about the rate; at a fine-tuning rate a gate must still get from 0 to about 1
+GATE_FLOOR = 1e-16  # small enough that a tape key scoring 20 above all inputs still changes nothing in float32
+GATE_SCALE = 10.0  # Adam's steps are about the rate; at a fine-tuning rate a gate must still get from 0 to about 1
 
 
 def tape_mlp(width: int, hidden: int) -> GluMlp:
@@ -40,7 +40,7 @@ class TapeBlock(Block):
     def forward(
         self,
         x: Float[Tensor, "b n d"],
-        attn_mask: Tensor | Ragged | None = None,
+        attn_mask: Tensor | RaggedMask | None = None,
         is_causal: bool = False,
         tape: int | TapeRows = 0,
         scale: Float[Tensor, "b n"] | None = None,
@@ -98,4 +98,4 @@ class TapeGate(nn.Module):
     def forward(self) -> Float[Tensor, "blocks heads"]:
         """Log-gates, in float32 or better."""
         opened = self.open.to(torch.promote_types(self.open.dtype, torch.float32))
-        return (SHUT + SPEED * torch.where(opened < 0, -opened, opened)).log()
+        return (GATE_FLOOR + GATE_SCALE * torch.where(opened < 0, -opened, opened)).log()

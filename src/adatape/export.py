@@ -30,12 +30,12 @@ from adatape.data.decode import one_line
 from adatape.data.sets import open_set
 from adatape.evaluate.result import Result
 from adatape.extras import how_to_install
-from adatape.models.adaptive import Adaptive
+from adatape.models.base import Adaptive
 from adatape.reader import TapeReader
 from adatape.records import Tape
-from adatape.train.files import whole
+from adatape.train.files import atomic_write
 from adatape.train.folder import load_run
-from adatape.train.lock import writing
+from adatape.train.lock import write_lock
 
 M = TypeVar("M", bound=Adaptive)
 Format = Literal["onnx", "torch"]
@@ -119,7 +119,7 @@ def export_run(folder: Path, to: Format, out: Path | None = None, trust: bool = 
     """Exports a finished run's model to `out`, by default its folder; existing files are not overwritten."""
     path = export_path(folder, to, out)
     experiment, model = load_run(folder, trust=trust)
-    with writing(folder) if out is None else nullcontext():
+    with write_lock(folder) if out is None else nullcontext():
         export_model(model, example_for(experiment, model), to, path, facts(experiment, model))
     return path
 
@@ -197,14 +197,14 @@ def _write_onnx(program: ExportedProgram, path: Path, about: dict[str, Any]) -> 
         made = torch.onnx.export(program, dynamo=True, verbose=False, dynamic_shapes=free, **names)
     assert made is not None
     made.model.metadata_props.update({name: _text(value) for name, value in about.items()})
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         made.save(partial, external_data=False)
 
 
 def _write_torch(program: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
-    with whole(path) as partial, partial.open("wb") as file:
+    with atomic_write(path) as partial, partial.open("wb") as file:
         torch.export.save(program, file)
-    with whole(path.with_suffix(".json")) as partial:
+    with atomic_write(path.with_suffix(".json")) as partial:
         partial.write_text(json.dumps(about, indent=2) + "\n")
 
 

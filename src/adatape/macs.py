@@ -14,7 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 
-class Part(NamedTuple):
+class PartCost(NamedTuple):
     """One part of a model: its parameters, and its multiply-adds for one sample."""
 
     name: str
@@ -26,26 +26,26 @@ class NoCostFormula(TypeError):  # noqa: N818
     """Raised for a model or module whose multiply-adds cannot be computed."""
 
 
-def total(parts: Iterable[Part]) -> Part:
+def total(parts: Iterable[PartCost]) -> PartCost:
     parts = list(parts)
-    return Part("total", sum(part.parameters for part in parts), sum(part.macs for part in parts))
+    return PartCost("total", sum(part.parameters for part in parts), sum(part.macs for part in parts))
 
 
-def vit_cost(vit: VisionTransformer) -> list[Part]:
+def vit_cost(vit: VisionTransformer) -> list[PartCost]:
     """The parts of a plain ViT: every block runs once on all tokens."""
     blocks = sum(block_macs(block, input_tokens(vit)) for block in vit.blocks)
-    return [embedding_cost(vit), Part("blocks", parameter_count(vit.blocks, vit.norm), blocks), head_cost(vit)]
+    return [embedding_cost(vit), PartCost("blocks", parameter_count(vit.blocks, vit.norm), blocks), head_cost(vit)]
 
 
-def embedding_cost(vit: VisionTransformer) -> Part:
+def embedding_cost(vit: VisionTransformer) -> PartCost:
     loose = [vit.pos_embed, vit.cls_token, vit.reg_token]
     parameters = sum(each.numel() for each in loose if isinstance(each, nn.Parameter))
     parameters += parameter_count(vit.patch_embed, vit.norm_pre)
-    return Part("patch embedding", parameters, token_macs(vit.patch_embed))
+    return PartCost("patch embedding", parameters, token_macs(vit.patch_embed))
 
 
-def head_cost(vit: VisionTransformer) -> Part:
-    return Part("head", parameter_count(vit.head, vit.fc_norm), linear_macs(vit.head))
+def head_cost(vit: VisionTransformer) -> PartCost:
+    return PartCost("head", parameter_count(vit.head, vit.fc_norm), linear_macs(vit.head))
 
 
 def block_macs(block: Any, inputs: int, tape: int = 0) -> int:

@@ -1,6 +1,6 @@
 """TapeReader: Algorithm 2 as a module, with shared norm, query noise, hidden bank tokens and a budget.
 
-It has two paths with the same result: `atr.read_tape` on all bank tokens; or, on a GPU, `kernels.find`, which selects
+It has two paths with the same result: `atr.read_tape` on all bank tokens; or, on a GPU, `kernels.select`, which selects
 indices from keys without gradient, after which only the selected tokens are computed and weighted.
 """
 
@@ -13,14 +13,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from adatape.atr import Choose, highest, ponder_of, read_tape, weighted_sum, wide
-from adatape.banks import Whole, normed
-from adatape.config import Choice, Reading
-from adatape.graph import exporting
-from adatape.kernels.find import Rule, find
-from adatape.kernels.weigh import weigh
-from adatape.keyed import keys_of, normal, uniform
-from adatape.layout import hide_beyond
+from adatape.atr import Choose, at_least_float32, highest, ponder_of, read_tape, weighted_sum
+from adatape.banks import BankView, normed
+from adatape.config import Choice, ReaderConfig
+from adatape.counter_rng import keys_of, normal, uniform
+from adatape.cuda_graphs import is_exporting
+from adatape.kernels.select import ReadParams, select_tokens
+from adatape.kernels.weights import tape_weights
+from adatape.packing import truncate_tape
 from adatape.records import Tape
 
 
@@ -41,17 +41,18 @@ CHOICES: dict[Choice, Choose] = {"highest": highest, "random": at_random, "order
 class TapeReader(nn.Module):
     """Reads a tape for a query from a bank, both normalised by one LayerNorm.
 
-    It computes in float32 or better and returns tokens of the query's dtype. `finds` chooses the path: `kernels.find`
+    It computes in float32 or better and returns tokens of the query's dtype. `use_kernels` chooses the path:
+    `kernels.select`
     (True), `atr.read_tape` (False), or the former on a GPU only (None).
     """
 
-    finds: bool | None = None
+    use_kernels: bool | None = None
     halts = True  # whether a threshold can end a tape
     scales_rows = False  # whether blocks multiply tape rows by their weight
 
-    def __init__(self, width: int, reading: Reading, bank_size: int) -> None:
+    def __init__(self, width: int, reading: ReaderConfig, bank_size: int) -> None:
         super().__init__()
-        _check_reading(reading, width)
+        _check_config(reading, width)
         _check_bank(reading, bank_size, self.tokens_needed(reading))
         self.reading = reading
         self.norm = nn.LayerNorm(width, eps=1e-6) if reading.norm else nn.Identity()
@@ -61,7 +62,7 @@ class TapeReader(nn.Module):
         self.steps, self.threshold = reading.steps, reading.threshold
 
     @staticmethod
-    def tokens_needed(reading: Reading) -> int:
+    def tokens_needed(reading: ReaderConfig) -> int:
         return reading.steps * reading.merged
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
@@ -89,47 +90,49 @@ class TapeReader(nn.Module):
     def forward(
         self,
         query: Float[Tensor, "b d"],
-        bank: Whole | Float[Tensor, "c d"] | Float[Tensor, "b c d"],
+        bank: BankView | Float[Tensor, "c d"] | Float[Tensor, "b c d"],
         key: Tensor | None = None,
     ) -> Tape:
-        dtype, opened = query.dtype, Whole(bank) if isinstance(bank, Tensor) else bank
+        dtype, view = query.dtype, BankView(bank) if isinstance(bank, Tensor) else bank
         with torch.autocast(query.device.type, enabled=False):
             if self.training and self.reading.query_noise > 0:
                 query = query + self.reading.query_noise * _noise(query, key)
-            query, taken = self._norm(query), self._hidden(query, opened.size, key)
-        if self._finds(query):
-            tape = self.read_found(query, opened, taken)
+            query, taken = self._norm(query), self._dropout_mask(query, view.size, key)
+        if self._uses_kernels(query):
+            tape = self.read_selected(query, view, taken)
         else:
-            tokens = opened.all()
+            tokens = view.all()
             with torch.autocast(query.device.type, enabled=False):
                 tape = self.read(query, self._norm(tokens), taken, key)
         if self.training and self.reading.sample_budgets:
-            tape = hide_beyond(tape, _drawn_budget(query, self.steps, key))
+            tape = truncate_tape(tape, _sampled_budget(query, self.steps, key))
         tokens, *rest = tape  # torch 2.11 does not compile what `_replace` makes
         return Tape(tokens.to(dtype), *rest)
 
-    def _finds(self, query: Tensor) -> bool:
-        if self.reading.choose != "highest" or query.dtype == torch.float64 or exporting():
+    def _uses_kernels(self, query: Tensor) -> bool:
+        if self.reading.choose != "highest" or query.dtype == torch.float64 or is_exporting():
             return False
-        return query.is_cuda if self.finds is None else self.finds
+        return query.is_cuda if self.use_kernels is None else self.use_kernels
 
-    def read_found(self, query: Float[Tensor, "b d"], bank: Whole, taken: Bool[Tensor, "b c"] | None) -> Tape:
+    def read_selected(self, query: Float[Tensor, "b d"], bank: BankView, taken: Bool[Tensor, "b c"] | None) -> Tape:
         reading, h = self.reading, self.reading.query_width
         temperature = h**0.5 if reading.temperature is None else reading.temperature
-        rule = Rule(self.steps, self.threshold, reading.merged, temperature, reading.update == "average")
-        found = find(query[:, :h], bank.keys(None if isinstance(self.norm, nn.Identity) else self.norm, h), taken, rule)
-        tokens = bank.take(found.index.clamp(min=0))
+        params = ReadParams(self.steps, self.threshold, reading.merged, temperature, reading.update == "average")
+        selection = select_tokens(
+            query[:, :h], bank.keys(None if isinstance(self.norm, nn.Identity) else self.norm, h), taken, params
+        )
+        tokens = bank.take(selection.index.clamp(min=0))
         with torch.autocast(query.device.type, enabled=False):
-            tokens, weight, length = self._norm(tokens), found.weight, found.mask.sum(-1)
+            tokens, weight, length = self._norm(tokens), selection.weight, selection.mask.sum(-1)
             if torch.is_grad_enabled():
-                weight = weigh(query[:, :h], tokens[..., :h], weight, length, temperature, rule.average)
+                weight = tape_weights(query[:, :h], tokens[..., :h], weight, length, temperature, params.average)
             return Tape(
                 tokens=weighted_sum(weight, tokens),
-                mask=found.mask,
-                index=found.index,
+                mask=selection.mask,
+                index=selection.index,
                 weight=weight,
                 length=length,
-                ponder=ponder_of(weight, found.mask, self.threshold, reading.ponder, reading.ponder_at_halt),
+                ponder=ponder_of(weight, selection.mask, self.threshold, reading.ponder, reading.ponder_at_halt),
             )
 
     def read(self, query: Tensor, bank: Tensor, taken: Tensor | None, key: Tensor | None = None) -> Tape:  # noqa: ARG002
@@ -151,12 +154,12 @@ class TapeReader(nn.Module):
         )
 
     def _norm(self, x: Tensor) -> Tensor:
-        return wide(x) if isinstance(self.norm, nn.Identity) else normed(x, self.norm)
+        return at_least_float32(x) if isinstance(self.norm, nn.Identity) else normed(x, self.norm)
 
-    def _hidden(self, query: Tensor, size: int, key: Tensor | None) -> Bool[Tensor, "b c"] | None:
+    def _dropout_mask(self, query: Tensor, size: int, key: Tensor | None) -> Bool[Tensor, "b c"] | None:
         if not (self.training and self.reading.bank_dropout > 0):
             return None
-        return _chance(query, size, key) < self.reading.bank_dropout
+        return _uniform(query, size, key) < self.reading.bank_dropout
 
     def row_scale(self, tape: Tape, inputs: int) -> Float[Tensor, "b m"] | None:  # noqa: ARG002
         """Factors by which blocks multiply rows after each norm; None except in an ablation."""
@@ -184,13 +187,13 @@ def _noise(like: Float[Tensor, "b d"], key: Int[Tensor, "b"] | None) -> Float[Te
     return torch.randn_like(like) if key is None else normal(keys_of(1, key), like.shape[1]).to(like.dtype)
 
 
-def _chance(like: Float[Tensor, "b d"], count: int, key: Int[Tensor, "b"] | None) -> Float[Tensor, "b count"]:
+def _uniform(like: Float[Tensor, "b d"], count: int, key: Int[Tensor, "b"] | None) -> Float[Tensor, "b count"]:
     if key is None:
         return torch.rand(like.shape[0], count, device=like.device)
     return uniform(keys_of(2, key), count)
 
 
-def _drawn_budget(like: Float[Tensor, "b d"], steps: int, key: Int[Tensor, "b"] | None) -> Int[Tensor, "b"]:
+def _sampled_budget(like: Float[Tensor, "b d"], steps: int, key: Int[Tensor, "b"] | None) -> Int[Tensor, "b"]:
     """One budget per sample, uniform from 0 to `steps`."""
     drawn = torch.rand(like.shape[0], device=like.device) if key is None else uniform(keys_of(3, key), 1).squeeze(1)
     return (drawn * (steps + 1)).long().clamp(max=steps)
@@ -202,7 +205,7 @@ def _warn_beyond(name: str, value: float, built: float) -> None:
         warnings.warn(text, stacklevel=4)  # points at the caller of the model's set_budget
 
 
-def _check_reading(reading: Reading, width: int) -> None:
+def _check_config(reading: ReaderConfig, width: int) -> None:
     """Checks settings at construction instead of at the first read."""
     if not 0 < reading.query_width <= width:
         raise ValueError(f"query_width is {reading.query_width}; it must be between 1 and the model's width {width}")
@@ -218,7 +221,7 @@ def _check_reading(reading: Reading, width: int) -> None:
         )
 
 
-def _check_bank(reading: Reading, size: int, need: int) -> None:
+def _check_bank(reading: ReaderConfig, size: int, need: int) -> None:
     dropout = reading.bank_dropout
     # Six standard deviations of the Bernoulli count: about one sample in a billion would have too few left.
     hidden = size * dropout + 6 * math.sqrt(size * dropout * (1 - dropout))

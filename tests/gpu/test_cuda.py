@@ -13,17 +13,17 @@ from fleet import Fleet
 from small_runs import FAMILIES, tiny
 
 import adatape.models
-from adatape.atr import read_tape, scores, summable
+from adatape.atr import as_float64, read_tape, scores
 from adatape.config import Augment, Engine
-from adatape.data.augment import vary
-from adatape.keyed import keys_of, normal, uniform
+from adatape.counter_rng import keys_of, normal, uniform
+from adatape.data.augment import augment_images
 from adatape.recipes import parity_small
 from adatape.recipes.digits import digits
-from adatape.train.distributed import whole_state
 from adatape.train.evaluate import score_run
 from adatape.train.folder import load_run
-from adatape.train.loop import Trainer
+from adatape.train.parallel import full_state_dict
 from adatape.train.run import plain, run
+from adatape.train.trainer import Trainer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,7 +62,7 @@ def test_a_row_reads_the_same_alone_as_in_a_batch(own: bool) -> None:
 def test_equal_keys_score_equally_wherever_they_stand() -> None:
     which = torch.randint(0, 3, (1003,), device="cuda")
     for shape in ((3, 64), (5, 3, 64)):
-        d = scores(torch.randn(5, 64, device="cuda"), summable(torch.randn(shape, device="cuda")[..., which, :]))
+        d = scores(torch.randn(5, 64, device="cuda"), as_float64(torch.randn(shape, device="cuda")[..., which, :]))
         for symbol in range(3):
             same = d[:, which == symbol]
             assert (same == same[:, :1]).all()
@@ -121,8 +121,8 @@ def test_a_batch_is_varied_on_the_gpu_as_on_the_cpu() -> None:
     images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     augment = Augment(crop="inception", flip=True, randaug=2, magnitude=10.0, erase=0.25)
     keys = keys_of(3, torch.arange(64))
-    theirs = vary(images, keys, augment, 32)
-    difference = (vary(images.cuda(), keys.cuda(), augment, 32).cpu() - theirs).abs()
+    theirs = augment_images(images, keys, augment, 32)
+    difference = (augment_images(images.cuda(), keys.cuda(), augment, 32).cpu() - theirs).abs()
     assert (difference > 0.02).float().mean() < 0.01
 
 
@@ -167,5 +167,5 @@ def test_what_is_saved_is_what_was_scored(family: str, ema: float | None, precis
     trainer = Trainer(experiment, "cuda")
     trainer.load(tmp_path / "checkpoints" / "step-00000008")
     with trainer.averaged():
-        wanted = whole_state(trainer.model)
+        wanted = full_state_dict(trainer.model)
     assert all(torch.equal(value, wanted[name]) for name, value in load_run(tmp_path)[1].state_dict().items())

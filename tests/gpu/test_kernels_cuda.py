@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 import adatape.models
-from adatape.atr import retrace
+from adatape.atr import recompute_weights
 from adatape.banks import InputBank, LearnedBank
-from adatape.config import Reading
-from adatape.kernels import find as find_module
-from adatape.kernels import weigh
-from adatape.kernels.find import Rule
+from adatape.config import ReaderConfig
+from adatape.kernels import select as select_module
+from adatape.kernels import weights
+from adatape.kernels.select import ReadParams
 from adatape.reader import TapeReader
 from adatape.records import Tape
 
@@ -36,7 +36,7 @@ def _float32_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_float32_matmul_precision("highest")
 
 
-def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, Rule]:
+def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, ReadParams]:
     draw = random.Random(seed)
     generator = torch.Generator("cuda").manual_seed(seed)
     b, h, steps = draw.choice((1, 7, 16, 33, 130)), draw.choice((64, 64, 100, 1024)), draw.randint(1, 10)
@@ -49,14 +49,14 @@ def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, Rule]:
         keys = keys.bfloat16().float()
     taken = torch.rand(b, c, generator=generator, device="cuda") < 0.1 if draw.random() < 0.5 else None
     query = draw.choice((0.0, 1.0, 1.0, 30.0)) * torch.randn(b, h, generator=generator, device="cuda")
-    rule = Rule(steps, draw.choice((0.3, 1.0, 2.0, 1e9)), merge, draw.choice((1.0, h**0.5)), seed % 3 > 0)
-    return query, keys, taken, rule
+    params = ReadParams(steps, draw.choice((0.3, 1.0, 2.0, 1e9)), merge, draw.choice((1.0, h**0.5)), seed % 3 > 0)
+    return query, keys, taken, params
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_kernel_finds_what_the_definition_finds(seed: int) -> None:
     given = case(seed)
-    ours, theirs = find_module.launched(*given), find_module.by_definition(*given)
+    ours, theirs = select_module.select_triton(*given), select_module.select_by_definition(*given)
     assert torch.equal(ours.index, theirs.index)
     assert torch.equal(ours.mask, theirs.mask)
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-6)
@@ -71,13 +71,13 @@ def test_all_steps_at_once_find_what_the_definition_finds(seed: int) -> None:
     keys = torch.randn(*((b,) if own else ()), c, h, device="cuda")
     keys = keys[..., torch.randint(c, (c,), device="cuda"), :] if draw.random() < 0.5 else keys
     taken = torch.rand(b, c, device="cuda") < 0.01 if draw.random() < 0.3 and c > 2 * steps * merge else None
-    rule = Rule(steps, draw.choice((0.3, 2.0, 1e9)), merge, draw.choice((1.0, h**0.5)), seed % 3 > 0)
-    given = (torch.randn(b, h, device="cuda"), keys.contiguous(), taken, rule)
-    tokens = find_module.tile_at_once((b, h), keys.shape, merge, 132)
+    params = ReadParams(steps, draw.choice((0.3, 2.0, 1e9)), merge, draw.choice((1.0, h**0.5)), seed % 3 > 0)
+    given = (torch.randn(b, h, device="cuda"), keys.contiguous(), taken, params)
+    tokens = select_module.fused_tile((b, h), keys.shape, merge, 132)
     assert tokens is not None
-    theirs = find_module.by_definition(*given)
+    theirs = select_module.select_by_definition(*given)
     for _ in range(20):  # who comes first changes
-        ours = find_module.at_once(*given, tokens)
+        ours = select_module.select_fused(*given, tokens)
         assert torch.equal(ours.index, theirs.index)
         assert torch.equal(ours.mask, theirs.mask)
         torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-6)
@@ -86,17 +86,19 @@ def test_all_steps_at_once_find_what_the_definition_finds(seed: int) -> None:
 @pytest.mark.parametrize(("own", "c"), [(False, 100_003), (False, 10_000), (True, 784)])
 def test_large_banks_read_as_the_definition_reads(own: bool, c: int) -> None:
     query, keys = torch.randn(64, 64, device="cuda"), torch.randn(*((64,) if own else ()), c, 64, device="cuda")
-    given = (query, keys, None, Rule(10, 2.0, 5, 8.0, True))
-    assert torch.equal(find_module.launched(*given)[0], find_module.by_definition(*given)[0])
+    given = (query, keys, None, ReadParams(10, 2.0, 5, 8.0, True))
+    assert torch.equal(select_module.select_triton(*given)[0], select_module.select_by_definition(*given)[0])
 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_row_finds_the_same_alone_as_in_a_batch(own: bool) -> None:
     query, keys = torch.randn(40, 64, device="cuda"), torch.randn(*((40,) if own else ()), 1003, 64, device="cuda")
-    together = find_module.launched(query, keys, None, Rule(10, 2.0, 5, 8.0, True))
+    together = select_module.select_triton(query, keys, None, ReadParams(10, 2.0, 5, 8.0, True))
     for row in range(0, 40, 7):
         one = slice(row, row + 1)
-        alone = find_module.launched(query[one], keys[one] if own else keys, None, Rule(10, 2.0, 5, 8.0, True))
+        alone = select_module.select_triton(
+            query[one], keys[one] if own else keys, None, ReadParams(10, 2.0, 5, 8.0, True)
+        )
         for mine, theirs in zip(alone, together, strict=True):
             assert torch.equal(mine, theirs[one])
 
@@ -108,9 +110,9 @@ def test_the_kernel_has_the_gradient_of_the_definition(seed: int) -> None:
     query, keys = (torch.randn(*shape, h, device="cuda", requires_grad=True) for shape in ((b,), (b, t, k)))
     length, grad = torch.randint(1, t + 1, (b,), device="cuda"), torch.randn(b, t, k, device="cuda")
     visible = torch.arange(t, device="cuda") < length[:, None]
-    weight = retrace(query, keys, visible, h**0.5, "average" if seed % 2 else "replace")
+    weight = recompute_weights(query, keys, visible, h**0.5, "average" if seed % 2 else "replace")
     theirs = torch.autograd.grad(weight, (query, keys), grad)
-    ours = weigh.launched(query.detach(), keys.detach(), weight.detach(), length, grad, h**0.5, bool(seed % 2))
+    ours = weights.backward_triton(query.detach(), keys.detach(), weight.detach(), length, grad, h**0.5, bool(seed % 2))
     for mine, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
@@ -118,15 +120,15 @@ def test_the_kernel_has_the_gradient_of_the_definition(seed: int) -> None:
 def tapes(kind: str, dtype: torch.dtype) -> list[tuple[Tape, list[Tensor]]]:
     torch.manual_seed(0)
     bank = (InputBank(128, patch=4, image=64) if kind == "input" else LearnedBank(500, 128)).cuda()
-    reader = TapeReader(128, Reading(steps=6, threshold=1.5, merge=3), bank.size).cuda()
+    reader = TapeReader(128, ReaderConfig(steps=6, threshold=1.5, merge=3), bank.size).cuda()
     with torch.no_grad():
         for parameter in bank.parameters():
             parameter.normal_()
         reader.norm.weight.fill_(1.5)  # type: ignore[operator]
     images, query = torch.randn(9, 3, 64, 64, device="cuda"), torch.randn(9, 128, device="cuda", requires_grad=True)
     results = []
-    for finds in (False, True):
-        reader.finds = finds
+    for use_kernels in (False, True):
+        reader.use_kernels = use_kernels
         with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
             tape = reader(query, bank.open(images))
         learnt = [query, *bank.parameters(), *reader.parameters()]

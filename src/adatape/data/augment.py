@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
-from adatape import keyed
+from adatape import counter_rng
 from adatape.config import Augment
 from adatape.data import randaug
 
@@ -28,26 +28,26 @@ NOISE_SCALE = 0.5
 SHORT_SIDE = 256 / 224  # short side before the centre crop, relative to the crop
 
 
-def vary(
+def augment_images(
     images: UInt8[Tensor, "n c h w"], keys: Int[Tensor, "n"], augment: Augment, size: int
 ) -> Float[Tensor, "n c s s"]:
     """Augments a batch and scales it to -1 … 1, by a fixed sequence of kernels without synchronisation."""
-    draws = keyed.uniform(keys, _draws(augment)).double()
+    draws = counter_rng.uniform(keys, _draws(augment)).double()
     own = _own_size(images.shape[-2], images.shape[-1], size)
     images = _cropped(images, draws[:, :BOX].unbind(1), augment, own)
     if augment.flip:
         images = torch.where((draws[:, BOX] < 0.5)[:, None, None, None], images.flip(-1), images)
     for layer, magnitude in enumerate(_magnitudes(keys, augment)):
         images = randaug.apply(images, randaug.operation(draws[:, _span(layer)].unbind(1), magnitude, own))
-    return finish(_resized(images, size, size), keys, augment)
+    return scale_and_erase(_resized(images, size, size), keys, augment)
 
 
-def vary_one(
+def augment_image(
     image: UInt8[Tensor, "c h w"] | Image.Image, key: int, augment: Augment, size: int
 ) -> UInt8[Tensor, "c s s"]:
-    """Augments one image on the CPU with the same draws; `finish` then scales and erases the batch."""
+    """Augments one image on the CPU with the same draws; `scale_and_erase` then scales and erases the batch."""
     alone = torch.tensor([key])
-    draws = keyed.uniform(alone, _draws(augment))[0].tolist()
+    draws = counter_rng.uniform(alone, _draws(augment))[0].tolist()
     picture = _picture(image)
     own = _own_size(picture.height, picture.width, size)
     picture = _cropped_one(picture, draws[:BOX], augment, own)
@@ -58,26 +58,28 @@ def vary_one(
     return _tensor(_resized_one(picture, size, size))
 
 
-def finish(images: UInt8[Tensor, "n c h w"], keys: Int[Tensor, "n"], augment: Augment) -> Float[Tensor, "n c h w"]:
-    """Scales to -1 … 1 and erases: the last step of both `vary` and `vary_one`."""
+def scale_and_erase(
+    images: UInt8[Tensor, "n c h w"], keys: Int[Tensor, "n"], augment: Augment
+) -> Float[Tensor, "n c h w"]:
+    """Scales to -1 … 1 and erases: the last step of both `augment_images` and `augment_image`."""
     x = images.float() / 127.5 - 1
     if not augment.erase:
         return x
-    noise = keyed.normal(keyed.keys_of(NOISE, keys), x[0].numel()).view_as(x)
+    noise = counter_rng.normal(counter_rng.keys_of(NOISE, keys), x[0].numel()).view_as(x)
     return torch.where(_erased(x, keys, augment.erase), (noise * NOISE_SCALE).clamp(-1, 1), x)
 
 
-def centre(images: UInt8[Tensor, "n c h w"], size: int) -> UInt8[Tensor, "n c s s"]:
+def center_crop(images: UInt8[Tensor, "n c h w"], size: int) -> UInt8[Tensor, "n c s s"]:
     """The centre crop of each image, for evaluation."""
-    height, width = _before_centre(images.shape[-2], images.shape[-1], size)
+    height, width = _resized_shape(images.shape[-2], images.shape[-1], size)
     top, left = (height - size) // 2, (width - size) // 2
     return _resized(images, height, width)[..., top : top + size, left : left + size]
 
 
-def centre_one(image: UInt8[Tensor, "c h w"] | Image.Image, size: int) -> UInt8[Tensor, "c s s"]:
-    """`centre` for one image on the CPU."""
+def center_crop_image(image: UInt8[Tensor, "c h w"] | Image.Image, size: int) -> UInt8[Tensor, "c s s"]:
+    """`center_crop` for one image on the CPU."""
     picture = _picture(image)
-    height, width = _before_centre(picture.height, picture.width, size)
+    height, width = _resized_shape(picture.height, picture.width, size)
     top, left = (height - size) // 2, (width - size) // 2
     return _tensor(_resized_one(picture, height, width).crop((left, top, left + size, top + size)))
 
@@ -113,7 +115,7 @@ def _magnitudes(keys: Int[Tensor, "n"], augment: Augment) -> list[Any]:
     """The magnitude of each operation: one per sample, or one float for all without jitter."""
     if not augment.jitter:
         return [augment.magnitude] * augment.randaug
-    offsets = keyed.normal(keyed.keys_of(JITTER, keys), augment.randaug).double()
+    offsets = counter_rng.normal(counter_rng.keys_of(JITTER, keys), augment.randaug).double()
     return list((augment.magnitude + augment.jitter * offsets).clamp(min=0).unbind(1))
 
 
@@ -127,7 +129,7 @@ def _cropped(
     match augment.crop:
         case "inception":
             height, width = images.shape[-2:]
-            return _taken_out(images, box_of(draws, height, width, augment.area, CROP_ASPECT), size)
+            return _crop_box(images, box_of(draws, height, width, augment.area, CROP_ASPECT), size)
         case "pad":
             return _shifted(_resized(images, size, size), _shift(draws, augment.pad), augment.pad)
         case "none":
@@ -138,7 +140,7 @@ def _cropped(
 def _cropped_one(image: Image.Image, draws: list[float], augment: Augment, size: int) -> Image.Image:
     match augment.crop:
         case "inception":
-            return _taken_out_one(image, box_of(draws, image.height, image.width, augment.area, CROP_ASPECT), size)
+            return _crop_box_image(image, box_of(draws, image.height, image.width, augment.area, CROP_ASPECT), size)
         case "pad":
             return _shifted_one(_resized_one(image, size, size), _shift(draws, augment.pad), augment.pad)
         case "none":
@@ -150,7 +152,7 @@ def _unknown_crop(augment: Augment) -> ValueError:
     return ValueError(f"crop is {augment.crop!r}; it must be none, inception or pad")
 
 
-def _taken_out(images: UInt8[Tensor, "n c h w"], box: tuple[Any, ...], size: int) -> UInt8[Tensor, "n c s s"]:
+def _crop_box(images: UInt8[Tensor, "n c h w"], box: tuple[Any, ...], size: int) -> UInt8[Tensor, "n c s s"]:
     """Crops boxes and resizes them bilinearly without antialiasing, as the paper does; only pixels inside are used."""
     middles = (torch.arange(size, device=images.device, dtype=torch.float64) + 0.5) / size
     axes = []
@@ -163,7 +165,7 @@ def _taken_out(images: UInt8[Tensor, "n c h w"], box: tuple[Any, ...], size: int
     return sampled.round().to(torch.uint8)
 
 
-def _taken_out_one(image: Image.Image, box: tuple[Any, ...], size: int) -> Image.Image:
+def _crop_box_image(image: Image.Image, box: tuple[Any, ...], size: int) -> Image.Image:
     top, left, tall, wide = (int(value) for value in box)
     pixels = _batch_of_one(image.crop((left, top, left + wide, top + tall)))
     # torch's resize, since PIL's always antialiases; on uint8 it is also three times as fast.
@@ -192,7 +194,7 @@ def _shifted_one(image: Image.Image, shift: tuple[float, float], pad: int) -> Im
     return framed
 
 
-def _before_centre(height: int, width: int, size: int) -> tuple[int, int]:
+def _resized_shape(height: int, width: int, size: int) -> tuple[int, int]:
     """The shape to resize to before the crop: its short side is SHORT_SIDE × size, or `size` for smaller images."""
     short = min(height, width)
     target = round(size * SHORT_SIDE) if short > size else size
@@ -211,7 +213,7 @@ def _resized_one(image: Image.Image, height: int, width: int) -> Image.Image:
 
 
 def _erased(x: Float[Tensor, "n c h w"], keys: Int[Tensor, "n"], chance: float) -> Bool[Tensor, "n 1 h w"]:
-    draws = keyed.uniform(keyed.keys_of(ERASING, keys), 1 + BOX).double().unbind(1)
+    draws = counter_rng.uniform(counter_rng.keys_of(ERASING, keys), 1 + BOX).double().unbind(1)
     box = box_of(draws[1:], x.shape[-2], x.shape[-1], ERASE_AREA, ERASE_ASPECT)
     within = []
     for start, length, whole in zip(box[:2], box[2:], x.shape[-2:], strict=True):

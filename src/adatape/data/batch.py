@@ -15,7 +15,7 @@ class Batch(NamedTuple):
     key: Tensor  # (b,) int64, seeds the model's random numbers of each sample
 
 
-class Part(NamedTuple):
+class Shard(NamedTuple):
     """The rank of a process among `world`; each takes an equal, contiguous part of every global batch."""
 
     rank: int = 0

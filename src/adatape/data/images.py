@@ -18,12 +18,12 @@ from jaxtyping import Bool, Int64, UInt8
 from PIL import Image
 
 from adatape.config import Images
+from adatape.counter_rng import key_of, keys_of
 from adatape.data.class_folders import class_folders, files_below
 from adatape.data.decode import FORMATS, MOST_BYTES, REFUSAL, RefusedMode, one_line, open_regular
 from adatape.data.haystack import COUNTS, SIDE, Haystack, make_haystack
 from adatape.data.imageset import Files, ImageSet, Pixels
 from adatape.extras import how_to_install
-from adatape.keyed import key_of, keys_of
 
 Split = Literal["train", "validation", "test"]
 
@@ -63,7 +63,7 @@ def _cut(whole: ImageSet, share: float, split: Split) -> ImageSet:
     if not 0 < count < len(whole):
         raise ValueError(f"validate_on is {share} of {len(whole)} images; both parts must have at least one")
     held = stratified(whole.labels, count, key_of(VALIDATION))
-    return whole.part(np.flatnonzero(held == (split == "validation")))
+    return whole.subset(np.flatnonzero(held == (split == "validation")))
 
 
 def stratified(labels: Int64[np.ndarray, "n"], count: int, key: int) -> Bool[np.ndarray, "n"]:
@@ -104,7 +104,7 @@ def _digits(config: Images, train: bool) -> ImageSet:  # noqa: ARG001  every sou
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
     labels = digits.target.astype(np.int64)
     test = stratified(labels, 360, key_of(DIGITS_TEST))
-    return Pixels([str(digit) for digit in range(10)], labels, images).part(np.flatnonzero(test != train))
+    return Pixels([str(digit) for digit in range(10)], labels, images).subset(np.flatnonzero(test != train))
 
 
 def _haystack(config: Images, train: bool) -> ImageSet:

@@ -63,7 +63,7 @@ class ImageSet(ABC):
         return "png", content.getvalue()
 
     @abstractmethod
-    def part(self, rows: Int64[np.ndarray, "m"]) -> ImageSet:
+    def subset(self, rows: Int64[np.ndarray, "m"]) -> ImageSet:
         """The subset of these rows."""
 
 
@@ -90,7 +90,7 @@ class Pixels(ImageSet):
         row = self.stored[i if self.rows is None else self.rows[i]]
         return Decoded(Image.fromarray(row[..., 0] if self.channels == 1 else row), False)
 
-    def part(self, rows: Int64[np.ndarray, "m"]) -> Pixels:
+    def subset(self, rows: Int64[np.ndarray, "m"]) -> Pixels:
         return Pixels(self.names, self.labels[rows], self.stored, rows if self.rows is None else self.rows[rows])
 
 
@@ -119,7 +119,7 @@ class Files(ImageSet):
         suffix = Path(self.path(i)).suffix[1:].lower()
         return (suffix, self._content(i)[0]) if suffix in ("jpg", "jpeg", "png", "webp") else super().file(i)
 
-    def part(self, rows: Int64[np.ndarray, "m"]) -> Files:
+    def subset(self, rows: Int64[np.ndarray, "m"]) -> Files:
         return Files(self.names, self.labels[rows], self.paths[rows].tolist(), self.exif_orientation)
 
     def _content(self, i: int) -> tuple[bytes, str]:

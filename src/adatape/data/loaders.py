@@ -20,20 +20,20 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from adatape.config import Augment, Images, Parity
-from adatape.data.augment import centre, centre_one, finish, vary, vary_one
-from adatape.data.batch import Batch, Part
+from adatape.counter_rng import key_of, keys_of
+from adatape.cuda_graphs import cuda_graphed
+from adatape.data.augment import augment_image, augment_images, center_crop, center_crop_image, scale_and_erase
+from adatape.data.batch import Batch, Shard
 from adatape.data.imageset import ImageSet, Tally, read_or_next
 from adatape.data.mixing import Mixing, draw_mixing, mixed, targets
 from adatape.data.parity import training_batch
 from adatape.data.sampler import Order
 from adatape.data.workers import items_of
-from adatape.graph import captured
-from adatape.keyed import key_of, keys_of
 
-VARY, MODEL, MIX = range(3)  # purposes of a key
+AUGMENT, MODEL, MIX = range(3)  # purposes of a key
 PREFETCHED = 4  # batches prefetched by each worker
 T = TypeVar("T")
-Chunks = Callable[[int, int, Part], list[range]]  # (samples, batch, part) -> the chunks of a process
+Chunks = Callable[[int, int, Shard], list[range]]  # (samples, batch, part) -> the chunks of a process
 
 
 class Labelled(NamedTuple):
@@ -48,11 +48,11 @@ class ParityLoader:
 
     tally = None
 
-    def __init__(self, data: Parity, batch: int, seed: int, part: Part, device: torch.device) -> None:
-        self.data, self.batch, self.seed, self.part, self.device = data, batch, seed, part, device
+    def __init__(self, data: Parity, batch: int, seed: int, shard: Shard, device: torch.device) -> None:
+        self.data, self.batch, self.seed, self.shard, self.device = data, batch, seed, shard, device
 
     def batches(self, first: int) -> Iterator[Batch]:
-        start, stop = self.part.bounds(self.batch)
+        start, stop = self.shard.bounds(self.batch)
         for step in itertools.count(first):
             symbols, label = training_batch(self.data.length, self.batch, self.seed, step)
             position = torch.arange(step * self.batch + start, step * self.batch + stop)
@@ -68,14 +68,14 @@ class ResidentLoader:
 
     tally = None
 
-    def __init__(self, images: ImageSet, data: Images, order: Order, part: Part, device: torch.device) -> None:
-        self.data, self.order, self.part, self.device = data, order, part, device
+    def __init__(self, images: ImageSet, data: Images, order: Order, shard: Shard, device: torch.device) -> None:
+        self.data, self.order, self.shard, self.device = data, order, shard, device
         self.classes = images.classes
         self.pixels, self.labels = on_device(images, device)
-        self.make: Callable[..., tuple[Tensor, ...]] = captured(self._make) if device.type == "cuda" else self._make
+        self.make: Callable[..., tuple[Tensor, ...]] = cuda_graphed(self._make) if device.type == "cuda" else self._make
 
     def batches(self, first: int) -> Iterator[Batch]:
-        start, stop = self.part.bounds(self.order.batch)
+        start, stop = self.shard.bounds(self.order.batch)
         for step in itertools.count(first):
             ids, position = map(torch.from_numpy, self.order.slots(step, start, stop + neighbours(self.data.augment)))
             mixing = mixing_of(self.data, self.order.seed, step, self.device)
@@ -86,41 +86,41 @@ class ResidentLoader:
         return self.order.epoch(step)
 
     def _make(self, ids: Tensor, position: Tensor, share: Tensor, box: Tensor) -> Batch:
-        keys = keys_of(key_of(self.order.seed, VARY), position)
-        x = vary(self.pixels[ids], keys, self.data.augment, self.data.size)
-        return assembled(x, self.labels[ids], position, self.order.seed, Mixing(share, box), self.data, self.classes)
+        keys = keys_of(key_of(self.order.seed, AUGMENT), position)
+        x = augment_images(self.pixels[ids], keys, self.data.augment, self.data.size)
+        return make_batch(x, self.labels[ids], position, self.order.seed, Mixing(share, box), self.data, self.classes)
 
 
 class DecodingLoader:
     """Images of any size, decoded and augmented by worker processes."""
 
     def __init__(
-        self, images: ImageSet, data: Images, order: Order, part: Part, device: torch.device, workers: int
+        self, images: ImageSet, data: Images, order: Order, shard: Shard, device: torch.device, workers: int
     ) -> None:
-        self.images, self.data, self.order, self.part, self.device = images, data, order, part, device
+        self.images, self.data, self.order, self.shard, self.device = images, data, order, shard, device
         self.classes, self.workers = images.classes, workers
         self.tally = Tally(len(images), data.broken)
 
     def batches(self, first: int) -> Iterator[Batch]:
-        start, stop = self.part.bounds(self.order.batch)
+        start, stop = self.shard.bounds(self.order.batch)
         with closing(self.decoded(first, start, stop + neighbours(self.data.augment))) as decoded:
             for step, (pixels, labels, position, broken, converted) in enumerate(decoded, first):
                 self.tally.add(len(labels), broken, converted)
                 x, labels, position = (each.to(self.device, non_blocking=True) for each in (pixels, labels, position))
-                x = finish(x, keys_of(key_of(self.order.seed, VARY), position), self.data.augment)
+                x = scale_and_erase(x, keys_of(key_of(self.order.seed, AUGMENT), position), self.data.augment)
                 mixing = mixing_of(self.data, self.order.seed, step, self.device)
-                yield assembled(x, labels, position, self.order.seed, mixing, self.data, self.classes)
+                yield make_batch(x, labels, position, self.order.seed, mixing, self.data, self.classes)
 
     def epoch(self, step: int) -> float:
         return self.order.epoch(step)
 
     def decoded(self, first: int, start: int, stop: int) -> Generator[Any, None, None]:
         """The workers' results for slots start to stop of every batch."""
-        plan = _Plan(self.order, first, start, stop)
-        return loaded(_Varied(self.images, self.data, self.order.seed), self.workers, self.device, plan)
+        plan = _BatchSampler(self.order, first, start, stop)
+        return from_workers(_AugmentedImages(self.images, self.data, self.order.seed), self.workers, self.device, plan)
 
 
-def told(call: Callable[..., T]) -> Callable[..., T | Exception]:
+def errors_as_values(call: Callable[..., T]) -> Callable[..., T | Exception]:
     """Returns a worker's exception as a value, since DataLoader would wrap it in a long traceback."""
 
     @functools.wraps(call)
@@ -133,7 +133,9 @@ def told(call: Callable[..., T]) -> Callable[..., T | Exception]:
     return answer
 
 
-def loaded(data: Dataset[Any], workers: int, device: torch.device, plan: Any = None) -> Generator[Any, None, None]:
+def from_workers(
+    data: Dataset[Any], workers: int, device: torch.device, plan: Any = None
+) -> Generator[Any, None, None]:
     """Yields a DataLoader's items, by the batch sampler `plan` or, without one, from an IterableDataset.
 
     It must be closed: workers kept alive by an exception's traceback would block the exit.
@@ -142,7 +144,7 @@ def loaded(data: Dataset[Any], workers: int, device: torch.device, plan: Any = N
     if workers:
         given["prefetch_factor"] = PREFETCHED
     on_gpu = device.type == "cuda"
-    given |= {"collate_fn": _as_it_is, "worker_init_fn": _obey_the_trainer_alone}
+    given |= {"collate_fn": _no_collate, "worker_init_fn": _ignore_outside_signals}
     with closing(items_of(DataLoader(data, num_workers=workers, pin_memory=on_gpu, **given))) as items:
         for item in items:
             if isinstance(item, Exception):
@@ -150,25 +152,25 @@ def loaded(data: Dataset[Any], workers: int, device: torch.device, plan: Any = N
             yield item
 
 
-def _obey_the_trainer_alone(_: int) -> None:
+def _ignore_outside_signals(_: int) -> None:
     """Ignores signals to the process group: the trainer needs batches until it has saved a checkpoint."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # macOS lacks it, so the sender is not known there
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_at_its_word, daemon=True).start()
+        threading.Thread(target=_exit_on_parent_signal, daemon=True).start()
 
 
-def _end_at_its_word() -> None:
+def _exit_on_parent_signal() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _no_collate(batch: Any) -> Any:
     return batch
 
 
-class _Plan:
+class _BatchSampler:
     """An endless batch sampler from step `first` on."""
 
     def __init__(self, order: Order, first: int, start: int, stop: int) -> None:
@@ -180,53 +182,53 @@ class _Plan:
             yield list(zip(slots.ids.tolist(), slots.position.tolist(), strict=True))
 
 
-class _Varied(Dataset[Any]):
+class _AugmentedImages(Dataset[Any]):
     """Reads and augments a whole batch in one worker, with a note for each unreadable image."""
 
     def __init__(self, images: ImageSet, data: Images, seed: int) -> None:
-        self.images, self.data, self.key = images, data, key_of(seed, VARY)
+        self.images, self.data, self.key = images, data, key_of(seed, AUGMENT)
 
-    @told
+    @errors_as_values
     def __getitems__(self, slots: list[tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor, list[str], int]:
         position = torch.tensor([position for _, position in slots])
         pixels, labels, converted = [], [], 0
         broken: list[str] = []
         for (i, _), key in zip(slots, keys_of(self.key, position).tolist(), strict=True):
             read = read_or_next(self.images, i)
-            pixels.append(vary_one(read.image, key, self.data.augment, self.data.size))
+            pixels.append(augment_image(read.image, key, self.data.augment, self.data.size))
             labels.append(read.label)
             broken.extend(read.broken)
             converted += read.converted
         return torch.stack(pixels), torch.tensor(labels), position, broken, converted
 
 
-class _Centred(Dataset[Any]):
+class _CroppedImages(Dataset[Any]):
     """Centre crops, for evaluation."""
 
     def __init__(self, images: ImageSet, size: int) -> None:
         self.images, self.size = images, size
 
-    @told
+    @errors_as_values
     def __getitems__(self, ids: list[int]) -> tuple[Tensor, Tensor, list[str]]:
         reads = [read_or_next(self.images, i) for i in ids]
-        pixels = torch.stack([centre_one(read.image, self.size) for read in reads])
+        pixels = torch.stack([center_crop_image(read.image, self.size) for read in reads])
         return pixels, torch.tensor([read.label for read in reads]), [note for read in reads for note in read.broken]
 
 
-def even_chunks(total: int, batch: int, part: Part) -> list[range]:
+def even_chunks(total: int, batch: int, shard: Shard) -> list[range]:
     """A process's part of a set in chunks of at most `batch`; all processes have equally many, as FSDP2 needs."""
-    if total < part.world:
-        raise ValueError(f"the set has {total} samples; it must have at least one for each of {part.world} processes")
-    pieces = -(-total // (part.world * batch))
-    edges = [total * n // (part.world * pieces) for n in range(part.world * pieces + 1)]
-    mine = edges[part.rank * pieces : (part.rank + 1) * pieces + 1]
+    if total < shard.world:
+        raise ValueError(f"the set has {total} samples; it must have at least one for each of {shard.world} processes")
+    pieces = -(-total // (shard.world * batch))
+    edges = [total * n // (shard.world * pieces) for n in range(shard.world * pieces + 1)]
+    mine = edges[shard.rank * pieces : (shard.rank + 1) * pieces + 1]
     return [range(start, stop) for start, stop in itertools.pairwise(mine)]
 
 
-def fixed_chunks(total: int, batch: int, part: Part) -> list[range]:
+def fixed_chunks(total: int, batch: int, shard: Shard) -> list[range]:
     """A process's share, perhaps empty, of the chunks of a single process, so that rounding is always the same."""
-    pieces = even_chunks(total, batch, Part())
-    return pieces[len(pieces) * part.rank // part.world : len(pieces) * (part.rank + 1) // part.world]
+    pieces = even_chunks(total, batch, Shard())
+    return pieces[len(pieces) * shard.rank // shard.world : len(pieces) * (shard.rank + 1) // shard.world]
 
 
 def labelled_images(
@@ -234,10 +236,12 @@ def labelled_images(
 ) -> Iterator[Labelled]:
     """Yields these chunks of a set without augmentation; raises above the fraction `broken` of unreadable images."""
     if images.pixels is None:
-        yield from scored(loaded(_Centred(images, size), workers, device, chunks), device, Tally(len(images), broken))
+        yield from scored(
+            from_workers(_CroppedImages(images, size), workers, device, chunks), device, Tally(len(images), broken)
+        )
         return
     for chunk in chunks:
-        pixels = centre(_channels_first(images.pixels[chunk.start : chunk.stop]).to(device), size)
+        pixels = center_crop(_channels_first(images.pixels[chunk.start : chunk.stop]).to(device), size)
         yield Labelled(scaled(pixels), torch.from_numpy(images.labels[chunk.start : chunk.stop]).to(device))
 
 
@@ -258,14 +262,14 @@ def on_device(images: ImageSet, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def scaled(pixels: Tensor) -> Tensor:
-    return finish(pixels, torch.zeros(pixels.shape[0], dtype=torch.int64), Augment())
+    return scale_and_erase(pixels, torch.zeros(pixels.shape[0], dtype=torch.int64), Augment())
 
 
 def _channels_first(pixels: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
 
 
-def assembled(
+def make_batch(
     x: Tensor, labels: Tensor, position: Tensor, seed: int, mixing: Mixing, data: Images, classes: int, chains: int = 1
 ) -> Batch:
     """Makes a Batch of rows; for mixing they are `chains` of equal length, each with its last row's neighbour."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from adatape.config import Images, Parity
-from adatape.data.batch import Batch, Part
+from adatape.data.batch import Batch, Shard
 from adatape.data.images import Split, open_images
 from adatape.data.imageset import ImageSet, Tally
 from adatape.data.loaders import (
@@ -53,8 +53,8 @@ class LabelledSet(ABC):
     shape: tuple[int, ...]  # of a sample: channels, height and width, or the length of a sequence
     names: list[str]  # of the classes; numbers if the data has no names
     images: ImageSet | None = None  # random access; None for streams and for sequences
-    at_once = 500  # batch size when a finished run is evaluated
-    validated_at_once = 500  # batch size of validation during training
+    eval_batch = 500  # batch size when a finished run is evaluated
+    validation_batch = 500  # batch size of validation during training
 
     @property
     def classes(self) -> int:
@@ -67,11 +67,11 @@ class LabelledSet(ABC):
     def check_exists(self) -> None:  # noqa: B027  most sets check when they are opened
         """Raises if files are missing that opening the set did not check."""
 
-    def scored(
-        self, batch: int, part: Part, device: torch.device, workers: int = 0, chunks_of: Chunks = even_chunks
+    def evaluation_batches(
+        self, batch: int, shard: Shard, device: torch.device, workers: int = 0, chunks_of: Chunks = even_chunks
     ) -> Iterator[Labelled]:
         """One pass over a process's part of the set without augmentation, with at most one worker per core."""
-        return self._read(chunks_of(self.samples, batch, part), device, min(workers, os.cpu_count() or 1))
+        return self._read(chunks_of(self.samples, batch, shard), device, min(workers, os.cpu_count() or 1))
 
     @property
     @abstractmethod
@@ -79,11 +79,11 @@ class LabelledSet(ABC):
         """The number of samples; remote tars without a shards.json are read to count them."""
 
     @abstractmethod
-    def training(self, batch: int, seed: int, part: Part, device: torch.device, workers: int = 0) -> Loader:
+    def training_loader(self, batch: int, seed: int, shard: Shard, device: torch.device, workers: int = 0) -> Loader:
         """A loader of augmented batches, which do not depend on the number of workers."""
 
     @abstractmethod
-    def spread(self, count: int) -> LabelledSet:
+    def evenly_spaced(self, count: int) -> LabelledSet:
         """At most `count` samples, evenly spaced over the set, since sets are often sorted by class."""
 
     @abstractmethod
@@ -113,15 +113,15 @@ class IndexedImages(LabelledSet):
     def samples(self) -> int:
         return len(self.images)
 
-    def training(self, batch: int, seed: int, part: Part, device: torch.device, workers: int = 0) -> Loader:
+    def training_loader(self, batch: int, seed: int, shard: Shard, device: torch.device, workers: int = 0) -> Loader:
         images, config = self.images, self.config
         order = Order(len(images), batch, seed, config.augment.repeats)
         if images.pixels is not None if config.resident is None else config.resident:
-            return ResidentLoader(images, config, order, part, device)
-        return DecodingLoader(images, config, order, part, device, min(workers, os.cpu_count() or 1))
+            return ResidentLoader(images, config, order, shard, device)
+        return DecodingLoader(images, config, order, shard, device, min(workers, os.cpu_count() or 1))
 
-    def spread(self, count: int) -> IndexedImages:
-        return IndexedImages(self.config, self.split, self.images.part(evenly_apart(len(self.images), count)))
+    def evenly_spaced(self, count: int) -> IndexedImages:
+        return IndexedImages(self.config, self.split, self.images.subset(evenly_apart(len(self.images), count)))
 
     def _read(self, chunks: list[range], device: torch.device, workers: int) -> Iterator[Labelled]:
         return labelled_images(self.images, self.config.size, chunks, device, workers, self.config.broken)
@@ -143,7 +143,7 @@ class ShardedImages(LabelledSet):
     @cached_property
     def images(self) -> ImageSet | None:  # type: ignore[override]  # computed on first use
         found = index_shards(self.urls, self.config, self.names)
-        return found if found is None or self.most is None else found.part(np.arange(min(self.most, len(found))))
+        return found if found is None or self.most is None else found.subset(np.arange(min(self.most, len(found))))
 
     @property
     def samples(self) -> int:
@@ -155,10 +155,10 @@ class ShardedImages(LabelledSet):
     def check_exists(self) -> None:
         _ = self.urls
 
-    def training(self, batch: int, seed: int, part: Part, device: torch.device, workers: int = 0) -> Loader:
-        return ShardLoader(self.config, batch, seed, part, device, min(workers, os.cpu_count() or 1))
+    def training_loader(self, batch: int, seed: int, shard: Shard, device: torch.device, workers: int = 0) -> Loader:
+        return ShardLoader(self.config, batch, seed, shard, device, min(workers, os.cpu_count() or 1))
 
-    def spread(self, count: int) -> ShardedImages:
+    def evenly_spaced(self, count: int) -> ShardedImages:
         """The first samples: shards are shuffled when written."""
         return ShardedImages(self.config, self.split, count)
 
@@ -172,7 +172,7 @@ class ShardedImages(LabelledSet):
 class ParitySequences(LabelledSet):
     """Symbol sequences: fixed for validation and test, new ones at every training step."""
 
-    at_once, validated_at_once = 400, 1600
+    eval_batch, validation_batch = 400, 1600
 
     def __init__(self, config: Parity, split: Split) -> None:
         self.config, self.split, self.shape, self.names = config, split, (config.length,), ["even", "odd"]
@@ -183,10 +183,10 @@ class ParitySequences(LabelledSet):
             raise ValueError("split is train; parity has fresh sequences at every step, so score validation or test")
         return self.config.held_out
 
-    def training(self, batch: int, seed: int, part: Part, device: torch.device, workers: int = 0) -> Loader:  # noqa: ARG002
-        return ParityLoader(self.config, batch, seed, part, device)
+    def training_loader(self, batch: int, seed: int, shard: Shard, device: torch.device, workers: int = 0) -> Loader:  # noqa: ARG002
+        return ParityLoader(self.config, batch, seed, shard, device)
 
-    def spread(self, count: int) -> ParitySequences:
+    def evenly_spaced(self, count: int) -> ParitySequences:
         """The first samples: they are random."""
         fewer = dataclasses.replace(self.config, held_out=min(count, self.config.held_out))
         return ParitySequences(fewer, self.split)

@@ -16,22 +16,22 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from adatape.config import Images
-from adatape.data.augment import centre_one, finish, vary_one
-from adatape.data.batch import Batch, Part
+from adatape.counter_rng import key_of, keys_of
+from adatape.data.augment import augment_image, center_crop_image, scale_and_erase
+from adatape.data.batch import Batch, Shard
 from adatape.data.imageset import Tally
 from adatape.data.loaders import (
-    VARY,
+    AUGMENT,
     Labelled,
-    assembled,
-    loaded,
+    errors_as_values,
+    from_workers,
+    make_batch,
     mixing_of,
     neighbours,
     scored,
-    told,
 )
 from adatape.data.shards import known_total, open_shards
 from adatape.data.streams import ShardStream, owned_streams, streams_of, test_samples
-from adatape.keyed import key_of, keys_of
 
 CHANNELS = 3  # shards decode to RGB
 
@@ -77,20 +77,20 @@ class ShardLoader:
 
     channels = CHANNELS
 
-    def __init__(self, data: Images, batch: int, seed: int, part: Part, device: torch.device, workers: int) -> None:
+    def __init__(self, data: Images, batch: int, seed: int, shard: Shard, device: torch.device, workers: int) -> None:
         if data.resident:
             raise ValueError("resident is true, but shards are streamed; it must be false or null")
-        part.bounds(batch)
+        shard.bounds(batch)
         urls = open_shards(data, "train")
         self.layout = Layout(urls, streams_of(urls, batch), batch, seed, data.augment.repeats)
-        self.own = owned_streams(self.layout.streams, part.rank, part.world)
+        self.own = owned_streams(self.layout.streams, shard.rank, shard.world)
         self.data, self.device, self.workers = data, device, min(workers, len(self.own))
         self.classes, self.samples = classes_of(data), data.samples or known_total(urls)
         self.tally = Tally(self.samples, data.broken)
 
     def batches(self, first: int) -> Iterator[Batch]:
         streams = _Streams(self.layout, self.data, self.own, first, self.classes)
-        with closing(loaded(streams, self.workers, self.device)) as decoded:
+        with closing(from_workers(streams, self.workers, self.device)) as decoded:
             for step in itertools.count(first):
                 given = itertools.chain.from_iterable(next(decoded) for _ in range(max(1, self.workers)))
                 rows = sorted(given, key=lambda each: each.stream)
@@ -106,9 +106,9 @@ class ShardLoader:
         parts = [torch.cat([getattr(each, name) for each in rows]) for name in ("pixels", "labels", "position")]
         pixels, labels, position = (each.to(self.device, non_blocking=True) for each in parts)
         seed = self.layout.seed
-        x = finish(pixels, keys_of(key_of(seed, VARY), position), self.data.augment)
+        x = scale_and_erase(pixels, keys_of(key_of(seed, AUGMENT), position), self.data.augment)
         mixing = mixing_of(self.data, seed, step, self.device)
-        return assembled(x, labels, position, seed, mixing, self.data, self.classes, len(rows))
+        return make_batch(x, labels, position, seed, mixing, self.data, self.classes, len(rows))
 
 
 class _Streams(IterableDataset[Any]):
@@ -116,13 +116,13 @@ class _Streams(IterableDataset[Any]):
 
     def __init__(self, layout: Layout, data: Images, own: range, first: int, classes: int) -> None:
         self.layout, self.data, self.own, self.first, self.classes = layout, data, own, first, classes
-        self.key = key_of(layout.seed, VARY)
+        self.key = key_of(layout.seed, AUGMENT)
 
     def __iter__(self) -> Iterator[list[Rows] | Exception]:
         info = get_worker_info()
         mine = self.own if info is None else self.own[info.id :: info.num_workers]
         running = [self._rows(stream) for stream in mine]
-        next_rows = told(lambda: [next(rows) for rows in running])
+        next_rows = errors_as_values(lambda: [next(rows) for rows in running])
         while True:
             yield next_rows()
 
@@ -149,7 +149,7 @@ class _Streams(IterableDataset[Any]):
             broken: list[str] = []
             for number, sample in enumerate(itertools.islice(source, layout.distinct)):
                 for slot in range(number, layout.slots, layout.distinct):
-                    pixels[slot] = vary_one(sample.image, keys[slot], data.augment, data.size)
+                    pixels[slot] = augment_image(sample.image, keys[slot], data.augment, data.size)
                     labels[slot] = sample.label
                 broken.extend(sample.broken)
                 converted += sample.converted
@@ -161,20 +161,20 @@ def _with_neighbour(rows: Rows, after: Rows) -> Rows:
     return rows._replace(pixels=pixels, labels=labels, position=position)
 
 
-class _Centred(Dataset[Any]):
+class _CroppedImages(Dataset[Any]):
     """Centre crops of test samples, by number."""
 
     def __init__(self, urls: list[str], data: Images, classes: int) -> None:
         self.urls, self.data, self.classes = urls, data, classes
 
-    @told
+    @errors_as_values
     def __getitems__(self, numbers: range) -> tuple[Tensor, Tensor, list[str]]:
         data = self.data
         samples = test_samples(self.urls, data.modes, self.classes, numbers.start, numbers.stop, data.exif_orientation)
         pixels, labels = [], []
         broken: list[str] = []
         for sample in samples:
-            pixels.append(centre_one(sample.image, self.data.size))
+            pixels.append(center_crop_image(sample.image, self.data.size))
             labels.append(sample.label)
             broken.extend(sample.broken)
         return torch.stack(pixels), torch.tensor(labels), broken
@@ -184,7 +184,7 @@ def labelled_shards(
     urls: list[str], data: Images, chunks: list[range], device: torch.device, workers: int, total: int
 ) -> Iterator[Labelled]:
     """Yields these chunks of `total` samples without augmentation, streamed in order."""
-    decoded = loaded(_Centred(urls, data, classes_of(data)), workers, device, chunks)
+    decoded = from_workers(_CroppedImages(urls, data, classes_of(data)), workers, device, chunks)
     return scored(decoded, device, Tally(total, data.broken))
 
 

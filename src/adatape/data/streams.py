@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from PIL import Image
 
+from adatape.counter_rng import key_of
 from adatape.data.decode import BrokenImage, Decoded, Modes, decode
 from adatape.data.imageset import TRIES
 from adatape.data.shards import Raw, count_of, permutation, raws_from, raws_of
-from adatape.keyed import key_of
 
 STREAMS = 16
 WINDOW = 128  # samples of a shard that are shuffled together, held in memory undecoded

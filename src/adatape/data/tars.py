@@ -44,7 +44,7 @@ class Tars(ImageSet):
             raise BrokenImage(f"{name}: {error.strerror}") from error
         return decode(content, name, self.modes, self.exif_orientation)
 
-    def part(self, rows: Int64[np.ndarray, "m"]) -> Tars:
+    def subset(self, rows: Int64[np.ndarray, "m"]) -> Tars:
         places, files = self.places[rows], self.files[rows]
         return Tars(self.names, self.labels[rows], self.urls, places, files, self.modes, self.exif_orientation)
 

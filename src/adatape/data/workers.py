@@ -33,7 +33,7 @@ def items_of(loader: Any) -> Generator[Any, None, None]:
 
 
 @contextmanager
-def deaths_told(then: str) -> Iterator[None]:
+def advise_on_worker_death(then: str) -> Iterator[None]:
     """Adds `then`, what to do, to the message of WorkerDied."""
     try:
         yield

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adatape.evaluate.cost import input_tokens
-from adatape.models.adaptive import Adaptive
+from adatape.models.base import Adaptive
 from adatape.records import Output
 
 
@@ -80,7 +80,7 @@ def _rows(model: Adaptive, forward: Callable[..., Any], x: Tensor, label: Tensor
     right = (logits.argmax(-1) == label).double()
     loss = F.cross_entropy(logits, label, reduction="none").double()
     length = torch.zeros_like(right) if output.tape is None else output.tape.length.double()
-    macs = model.spent_macs(output).double() if costs else torch.zeros_like(right)
+    macs = model.actual_macs(output).double() if costs else torch.zeros_like(right)
     return torch.stack([column.cpu() for column in (right, loss, length, macs)], 1), logits
 
 

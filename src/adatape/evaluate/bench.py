@@ -18,15 +18,15 @@ from adatape.evaluate.catalogue import create
 from adatape.evaluate.cost import NoCostFormula, cost, total
 from adatape.evaluate.device import pick_device
 from adatape.evaluate.progress import SILENT, Progress
-from adatape.evaluate.sides import How, Mode, build_side, clear
 from adatape.evaluate.speed import Outcome, compare, ratios, spread
+from adatape.evaluate.timed_models import Mode, TimingSettings, build_timed, free_memory
 from adatape.validation import check, value_of
 
 REFERENCE = "reference"
 BANKS = (":bank=learn", ":bank=input")
 SIZED = re.compile(r"_(tiny|small|base|large|huge)_(?:\w+_)?patch(\d+)_(?:\w+_)?(\d+)$")
 SHAPE = ("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads")
-KEY = ("model", "options", "reference", *How._fields, "hardware")
+KEY = ("model", "options", "reference", *TimingSettings._fields, "hardware")
 GRAPHS_UP_TO = 8  # samples; launching costs more than running only in small batches
 Row = dict[str, Any]
 
@@ -50,7 +50,7 @@ def _written(value: Any) -> str:
 class Group(NamedTuple):
     """Sides that are timed together: a reference and all that are compared with it."""
 
-    how: How
+    timing: TimingSettings
     reference: Spec
     models: tuple[Spec, ...]
 
@@ -82,19 +82,19 @@ def groups_of(models: Sequence[str], asked: Bench, device: str) -> list[Group]:
         by_reference.setdefault(str(reference), (reference, []))[1].append(model)
     sizes = asked.batch or ((1, 8, 64, 256) if on_gpu else (1, 16))
     return [
-        Group(_how(asked, device, mode, size), reference, tuple(compared))
+        Group(_timing(asked, device, mode, size), reference, tuple(compared))
         for mode, size in itertools.product(asked.mode, sizes)
         for reference, compared in by_reference.values()
     ]
 
 
-def _how(asked: Bench, device: str, mode: Mode, batch: int) -> How:
+def _timing(asked: Bench, device: str, mode: Mode, batch: int) -> TimingSettings:
     on_gpu = torch.device(device).type == "cuda"
     precision = ("bf16" if on_gpu else "fp32") if asked.precision == "auto" else asked.precision
     compiled = ("default" if on_gpu else "none") if asked.compile == "auto" else asked.compile
     small = on_gpu and mode == "inference" and batch <= GRAPHS_UP_TO
     graphs = small if asked.graphs == "auto" else asked.graphs == "on"
-    return How(mode, batch, device, precision, compiled, graphs, asked.data, asked.full_tape)
+    return TimingSettings(mode, batch, device, precision, compiled, graphs, asked.data, asked.full_tape)
 
 
 def spec_of(text: str) -> Spec:
@@ -128,17 +128,17 @@ def _gflops(spec: Spec) -> float | None:
 
 
 def _outcomes(group: Group, asked: Bench, tell: Callable[[str], None]) -> Any:
-    how = group.how
+    timing = group.timing
     named = {REFERENCE: group.reference} | {str(model): model for model in group.models}
-    builders = {key: functools.partial(build_side, *spec, how) for key, spec in named.items()}
+    builders = {key: functools.partial(build_timed, *spec, timing) for key, spec in named.items()}
 
-    clear()
+    free_memory()
     try:
-        where = f"{how.mode}, batch {how.batch}"
+        where = f"{timing.mode}, batch {timing.batch}"
         watch: Callable[[str], None] = lambda what: tell(f"{where}: {named.get(what, what)}")  # noqa: E731
-        return compare(builders, asked.rounds, asked.seconds, how.synchronize, watch)
+        return compare(builders, asked.rounds, asked.seconds, timing.synchronize, watch)
     finally:
-        clear()
+        free_memory()
 
 
 def row_of(group: Group, model: Spec, reference: Outcome, ours: Outcome, gflops: dict[str, float | None]) -> Row:
@@ -146,13 +146,13 @@ def row_of(group: Group, model: Spec, reference: Outcome, ours: Outcome, gflops:
     mine, theirs = gflops[str(model)], gflops[str(group.reference)]
     error = ours.error or (f"{group.reference}: {reference.error}" if reference.error else None)
     row: Row = {"model": model.name, "options": model.options, "reference": str(group.reference)}
-    row |= {**group.how._asdict(), **_times("ms", ours), **_times("reference_ms", reference)}
+    row |= {**group.timing._asdict(), **_times("ms", ours), **_times("reference_ms", reference)}
     row |= dict.fromkeys(("ratio", "ratio_min", "ratio_max"))
     if ours.seconds and reference.seconds:
         row |= _spread("ratio", ratios(reference.seconds, ours.seconds))
     memory = ours.peak_memory / reference.peak_memory if ours.peak_memory and reference.peak_memory else None
     return row | {
-        "images_per_second": group.how.batch / row["ms"] * 1e3 if row["ms"] else None,
+        "images_per_second": group.timing.batch / row["ms"] * 1e3 if row["ms"] else None,
         "gflops": mine,
         "flops_ratio": theirs / mine if theirs and mine else None,
         "peak_memory": ours.peak_memory,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adatape.config import Budget
-from adatape.models.adaptive import Adaptive, BudgetRange
+from adatape.models.base import Adaptive, BudgetRange
 from adatape.records import Output
 
 FACTORS = (0.25, 0.5, 0.75, 1.0)  # of the trained threshold, beside the one that scales with steps
@@ -108,7 +108,7 @@ def _at_steps(model: Adaptive, steps: int, threshold: float | None) -> list[Budg
 
 
 @torch.no_grad()
-def look(model: Adaptive, batches: Iterable[tuple[Tensor, Tensor]]) -> Rows:
+def collect_rows(model: Adaptive, batches: Iterable[tuple[Tensor, Tensor]]) -> Rows:
     """One pass in eval mode."""
     model.eval()
     pieces = [_rows(model, model(x, output=True), label) for x, label in batches]
@@ -118,7 +118,7 @@ def look(model: Adaptive, batches: Iterable[tuple[Tensor, Tensor]]) -> Rows:
 def _rows(model: Adaptive, output: Output, label: Tensor) -> Rows:
     answer = output.logits.argmax(-1)
     confidence = output.logits.float().softmax(-1).gather(1, label[:, None]).squeeze(1)
-    columns = (answer == label, model.length_taken(output), model.spent_macs(output), confidence, answer, label)
+    columns = (answer == label, model.length_taken(output), model.actual_macs(output), confidence, answer, label)
     return Rows(*(column.cpu() for column in columns))
 
 

@@ -14,9 +14,9 @@ from adatape.config import TapeFFN
 from adatape.evaluate.cost import NoCostFormula, cost, total
 from adatape.evaluate.paper import ROWS, Row
 from adatape.evaluate.result import Result, to_plain
-from adatape.evaluate.spent import typical_gflops
-from adatape.models.adaptive import Adaptive
-from adatape.models.construct import construct
+from adatape.evaluate.typical_cost import typical_gflops
+from adatape.models.base import Adaptive
+from adatape.models.checked_build import build_checked
 from adatape.models.options import check_options
 from adatape.models.registry import default_cfgs
 
@@ -115,4 +115,4 @@ def create(name: str, **options: Any) -> torch.nn.Module:
         raise ValueError(f"{name or repr(name)} is not a model; near matches: {', '.join(near)}")
     check_options(name, options)
     with torch.device("meta"):
-        return construct(partial(timm.create_model, name), name, options)
+        return build_checked(partial(timm.create_model, name), name, options)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from adatape.macs import NoCostFormula, Part, block_macs, input_tokens, total, vit_cost
-from adatape.models.adaptive import Adaptive
+from adatape.macs import NoCostFormula, PartCost, block_macs, input_tokens, total, vit_cost
+from adatape.models.base import Adaptive
 
-__all__ = ["NoCostFormula", "Part", "block_macs", "cost", "input_tokens", "total"]
+__all__ = ["NoCostFormula", "PartCost", "block_macs", "cost", "input_tokens", "total"]
 
 
-def cost(model: nn.Module, tape: int | None = None) -> list[Part]:
+def cost(model: nn.Module, tape: int | None = None) -> list[PartCost]:
     """The parts of a model for one sample that reads `tape` tokens; None is the bound, all that its budget allows."""
     if isinstance(model, Adaptive):
         return model.cost(tape)

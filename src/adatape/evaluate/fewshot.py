@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from adatape.keyed import key_of, keys_of
+from adatape.counter_rng import key_of, keys_of
 
 BIAS = 100.0
 SMALLEST_SD = 1e-5

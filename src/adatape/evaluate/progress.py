@@ -21,7 +21,7 @@ class Progress:
 SILENT = Progress()
 
 
-def told(items: Iterable[T], task: str, total: int, progress: Progress) -> Iterator[T]:
+def with_progress(items: Iterable[T], task: str, total: int, progress: Progress) -> Iterator[T]:
     """The items, each counted once what is done with it is done."""
     for done, item in enumerate(items, 1):
         yield item

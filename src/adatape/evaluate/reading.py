@@ -11,11 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from adatape.config import Experiment
-from adatape.data.batch import Part
+from adatape.data.batch import Shard
 from adatape.data.loaders import Labelled
 from adatape.data.parity import Sequences
 from adatape.data.sets import open_set
-from adatape.models.adaptive import Adaptive
+from adatape.models.base import Adaptive
 from adatape.records import Output
 
 AT_ONCE = 250
@@ -37,7 +37,7 @@ class Reads(NamedTuple):
         return self.answer == self.label
 
 
-class Telling(NamedTuple):
+class ParityExample(NamedTuple):
     """One sequence, and how it was read."""
 
     symbols: list[int]
@@ -50,8 +50,8 @@ def spread_batches(experiment: Experiment, samples: int, device: torch.device) -
     """At most `samples` of the test set, spread evenly over it, since sets are often sorted by class."""
     if samples < 1:
         raise ValueError(f"samples is {samples}; it must be at least 1")
-    test = open_set(experiment.data, "test").spread(samples)
-    return test.scored(AT_ONCE, Part(), device, min(experiment.engine.workers, 2))
+    test = open_set(experiment.data, "test").evenly_spaced(samples)
+    return test.evaluation_batches(AT_ONCE, Shard(), device, min(experiment.engine.workers, 2))
 
 
 @torch.no_grad()
@@ -91,7 +91,7 @@ def inputs_at(batches: Iterable[tuple[Tensor, Tensor]], places: Iterable[int]) -
 
 
 @torch.no_grad()
-def telling_sequence(model: Adaptive, data: Sequences) -> Telling:
+def parity_example(model: Adaptive, data: Sequences) -> ParityExample:
     """The sequence with an odd number of ones whose pairs are most mixed; `model` reads pairs."""
     output = model.eval()(data.symbols, output=True)
     if output.tape is None or output.tape.index.shape[2] != 2:
@@ -100,7 +100,7 @@ def telling_sequence(model: Adaptive, data: Sequences) -> Telling:
     mixed = ((both[..., 0] != both[..., 1]) & output.tape.mask).sum(-1)
     chosen = int((mixed * data.label).argmax())
     read = int(output.tape.length[chosen])
-    return Telling(
+    return ParityExample(
         data.symbols[chosen].tolist(),
         output.tape.index[chosen, :read].tolist(),
         output.tape.weight[chosen, :read].tolist(),
@@ -118,7 +118,7 @@ def _reads(model: Adaptive, x: Tensor, label: Tensor) -> Reads:
         else (tape.length, tape.index, tape.weight.float())
     )
     certainty = chance.gather(1, label[:, None])[:, 0]
-    row = Reads(label, output.logits.argmax(-1), certainty, model.spent_macs(output), length, taken, weight)
+    row = Reads(label, output.logits.argmax(-1), certainty, model.actual_macs(output), length, taken, weight)
     return Reads(*(column.cpu() for column in row))
 
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 CALIBRATING, MOST_REPEATS = 3, 10_000
 
 
-class Side(NamedTuple):
+class TimedModel(NamedTuple):
     """A model that is ready to be timed."""
 
     call: Call
@@ -79,14 +79,14 @@ def repeats_within(call: Call, seconds: float, synchronize: Call) -> int:
 
 
 def compare(
-    builders: Mapping[str, Callable[[], Side]],
+    builders: Mapping[str, Callable[[], TimedModel]],
     rounds: int,
     seconds: float,
     synchronize: Call,
     watch: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Outcome]:
     """Builds all sides, then times them in turns; one that fails is left out, with its error, and the rest goes on."""
-    sides: dict[str, Side] = {}
+    sides: dict[str, TimedModel] = {}
     failed: dict[str, str] = {}
     for name, build in builders.items():
         watch(name)

@@ -1,12 +1,12 @@
 """Importing this package registers every model with timm."""
 
 from adatape.models import (
-    retrofit,  # noqa: F401  `adatape`, around any backbone
+    hub,  # noqa: F401  `adatape`, around any backbone
     vit,  # noqa: F401  PlainViT, ViT-3FFN and plain ViTs that timm lacks
 )
 from adatape.models.adatape import AdaTape
 from adatape.models.avit import AViT
-from adatape.models.making import wrap
+from adatape.models.build import wrap
 from adatape.models.plain import Plain
 from adatape.models.ponder import PonderNet
 from adatape.models.universal import Universal, UViT

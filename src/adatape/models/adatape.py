@@ -11,15 +11,24 @@ from torch import Tensor, nn
 
 from adatape.ablation import FixedTokens, make_reader
 from adatape.banks import Bank, NoBank
-from adatape.config import Budget, ReaderName, Reading
+from adatape.config import Budget, ReaderConfig, ReaderName
+from adatape.cuda_graphs import is_compiling_or_capturing, is_exporting
 from adatape.encoder import TapeBlock, TapeGate, tape_mlp
-from adatape.graph import exporting, fixed
-from adatape.layout import TapeRows, append, key_bias
-from adatape.macs import Part, block_macs, embedding_cost, head_cost, input_tokens, linear_macs, parameter_count, total
-from adatape.models.adaptive import Adaptive, BudgetRange, Visit, Walk, macs_by_count, no_visit
-from adatape.models.execution import Joined, run_buckets, run_packed, run_padded
+from adatape.macs import (
+    PartCost,
+    block_macs,
+    embedding_cost,
+    head_cost,
+    input_tokens,
+    linear_macs,
+    parameter_count,
+    total,
+)
+from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, ignore_block, macs_by_count
+from adatape.models.execution import BlocksInput, run_buckets, run_packed, run_padded
 from adatape.models.join import TapeJoin, check_join, head_count, hidden_width
-from adatape.ragged import hide_tail
+from adatape.packing import TapeRows, append_tape, key_bias
+from adatape.ragged_attention import padding_mask
 from adatape.reader import TapeReader
 from adatape.records import Output, Tape
 
@@ -34,7 +43,7 @@ class AdaTape(Adaptive):
         self,
         vit: VisionTransformer,
         bank: Bank,
-        reading: Reading | None = None,
+        reading: ReaderConfig | None = None,
         join: TapeJoin | None = None,
         *,
         reader: ReaderName = "adaptive",
@@ -44,7 +53,7 @@ class AdaTape(Adaptive):
         self.query = join.query or ("token" if vit.global_pool == "token" else "mean")
         check_join(vit, join, self.query)
         self.bank = NoBank() if reader == "fixed" else bank
-        self.reader = make_reader(reader, vit.embed_dim, reading or Reading(), bank.size)
+        self.reader = make_reader(reader, vit.embed_dim, reading or ReaderConfig(), bank.size)
         if self.reader.scales_rows and "blocks" not in join.tape_ffn:
             raise ValueError(f"reader is {reader!r}; it scales rows in TapeBlocks, so tape_ffn must include 'blocks'")
         feeds = "append" in join.tape_ffn
@@ -55,55 +64,57 @@ class AdaTape(Adaptive):
             vit.blocks[-1].tape_mlp = nn.Identity()  # tape rows are not used after the last block
         self.packed, self.buckets = False, 0
 
-    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:
+    def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:
         tokens, depth = self.embed(x), len(self.vit.blocks)
         below = min(self.join.layer, depth) if self.reader.steps > 0 else depth
         for layer in range(below):
             tokens = self.run_block(self.vit.blocks[layer], tokens)
-            visit(layer, tokens)
+            on_block(layer, tokens)
         if below == depth:
-            return Walk(tokens, ponder=tokens.new_zeros(tokens.shape[0], dtype=torch.float32))
+            return BlocksOutput(tokens, ponder=tokens.new_zeros(tokens.shape[0], dtype=torch.float32))
         query = tokens[:, 0] if self.query == "token" else tokens.mean(1)
         tape = self.reader(query, self.bank.open(x), key)
-        rows, visible = append(tokens, self.append_mlp(tape.tokens), tape.mask)
-        joined = Joined(rows, visible, tape.mask.shape[1], self.reader.row_scale(tape, tokens.shape[1]))
-        rows = self._run_shared_blocks(joined, tape, visit)
+        rows, visible = append_tape(tokens, self.append_mlp(tape.tokens), tape.mask)
+        blocks_input = BlocksInput(rows, visible, tape.mask.shape[1], self.reader.row_scale(tape, tokens.shape[1]))
+        rows = self._run_tape_blocks(blocks_input, tape, on_block)
         if not self.pooled:
-            return Walk(rows[:, : tokens.shape[1]], tape.ponder, None, tape)
-        return Walk(rows, tape.ponder, None if self._hides_nothing() else visible, tape)
+            return BlocksOutput(rows[:, : tokens.shape[1]], tape.ponder, None, tape)
+        return BlocksOutput(rows, tape.ponder, None if self._all_rows_visible() else visible, tape)
 
-    def _run_shared_blocks(self, joined: Joined, tape: Tape, visit: Visit) -> Tensor:
+    def _run_tape_blocks(self, blocks_input: BlocksInput, tape: Tape, on_block: OnBlock) -> Tensor:
         """Runs input and tape rows through the blocks from `layer` on, padded, packed or in buckets."""
         first = self.join.layer
-        shifted: Visit = visit if visit is no_visit else lambda n, tokens: visit(first + n, tokens)
-        masks = self.attention_masks(joined, tape)
-        leaves_out = self.packed and not (self.training or self._weighs_keys() or self._hides_nothing() or fixed())
-        if not leaves_out:
-            return run_padded(self._step, joined, masks, shifted)
-        if self.buckets and visit is no_visit:
-            return run_buckets(self._step, joined, len(masks), self.buckets)
-        return run_packed(self._step, joined, len(masks), shifted)
+        shifted: OnBlock = on_block if on_block is ignore_block else lambda n, tokens: on_block(first + n, tokens)
+        masks = self.attention_masks(blocks_input, tape)
+        drops_hidden_rows = self.packed and not (
+            self.training or self._has_key_bias() or self._all_rows_visible() or is_compiling_or_capturing()
+        )
+        if not drops_hidden_rows:
+            return run_padded(self._step, blocks_input, masks, shifted)
+        if self.buckets and on_block is ignore_block:
+            return run_buckets(self._step, blocks_input, len(masks), self.buckets)
+        return run_packed(self._step, blocks_input, len(masks), shifted)
 
     def _step(self, n: int, x: Tensor, mask: Any, tape: int | TapeRows, scale: Tensor | None) -> Tensor:
         block = self.vit.blocks[self.join.layer + n]
         arguments = {"tape": tape} if isinstance(block, TapeBlock) else {}
         return self.run_block(block, x, attn_mask=mask, **arguments, **({} if scale is None else {"scale": scale}))
 
-    def attention_masks(self, joined: Joined, tape: Tape) -> Sequence[Any]:
+    def attention_masks(self, blocks_input: BlocksInput, tape: Tape) -> Sequence[Any]:
         """One `attn_mask` per block from `layer` on: a mask of hidden rows, or a bias with each head's log-gate."""
         if self.gate is not None:
-            gates = self.gate().to(joined.rows.dtype)
-            return [key_bias(joined.visible, gate, tape.mask.shape[1]) for gate in gates]
-        mask = None if self._hides_nothing() else hide_tail(joined.visible)
+            gates = self.gate().to(blocks_input.rows.dtype)
+            return [key_bias(blocks_input.visible, gate, tape.mask.shape[1]) for gate in gates]
+        mask = None if self._all_rows_visible() else padding_mask(blocks_input.visible)
         return [mask] * (len(self.vit.blocks) - self.join.layer)
 
-    def _weighs_keys(self) -> bool:
+    def _has_key_bias(self) -> bool:
         """Whether attention masks are float biases, which packed rows do not support."""
         return self.gate is not None
 
-    def _hides_nothing(self) -> bool:
+    def _all_rows_visible(self) -> bool:
         """Whether all tapes have full length, so that no mask is needed; an exported graph cuts tapes later."""
-        return self.reader.always_full and not exporting()
+        return self.reader.always_full and not is_exporting()
 
     def set_packed(self, packed: bool = True, buckets: int = 0) -> None:
         """Sets whether inference drops hidden rows before the blocks instead of masking them; results are the same.
@@ -127,7 +138,7 @@ class AdaTape(Adaptive):
         threshold = float(reader.threshold) if isinstance(reader, TapeReader) and reader.halts else None
         return Budget(reader.steps, threshold or None)  # without steps there is none to set
 
-    def cost(self, tape: int | None = None) -> list[Part]:
+    def cost(self, tape: int | None = None) -> list[PartCost]:
         vit, reader, inputs = self.vit, self.reader, input_tokens(self.vit)
         most = max(reader.steps, reader.reading.steps)
         tape = reader.steps if tape is None else tape
@@ -139,16 +150,16 @@ class AdaTape(Adaptive):
         own, gate = [self.append_mlp, *in_blocks], [] if self.gate is None else [self.gate]
         return [
             embedding_cost(vit),
-            Part("bank", parameter_count(self.bank), self.bank.token_macs() if tape else 0),
-            Part("reader", parameter_count(reader), reader.macs(self.bank.size, tape)),
-            Part("blocks", parameter_count(vit.blocks, vit.norm, *gate) - parameter_count(*in_blocks), blocks),
-            Part("tape feed-forwards", parameter_count(*own), tape * sum(linear_macs(ffn) for ffn in own)),
+            PartCost("bank", parameter_count(self.bank), self.bank.token_macs() if tape else 0),
+            PartCost("reader", parameter_count(reader), reader.macs(self.bank.size, tape)),
+            PartCost("blocks", parameter_count(vit.blocks, vit.norm, *gate) - parameter_count(*in_blocks), blocks),
+            PartCost("tape feed-forwards", parameter_count(*own), tape * sum(linear_macs(ffn) for ffn in own)),
             head_cost(vit),
         ]
 
-    def spent_macs(self, output: Output) -> Tensor:
+    def actual_macs(self, output: Output) -> Tensor:
         if output.tape is None:
-            return super().spent_macs(output)
+            return super().actual_macs(output)
         return macs_by_count(output.tape.length, lambda tape: total(self.cost(tape)).macs)
 
     def never_halt(self) -> None:

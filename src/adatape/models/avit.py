@@ -11,12 +11,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.act import advance, begin, ponder_cost
-from adatape.graph import fixed
-from adatape.layout import Asked, Packing, ask, everything, key_mask, places, unpack
+from adatape.cuda_graphs import is_compiling_or_capturing
 from adatape.macs import block_macs, input_tokens, total
-from adatape.models.adaptive import Adaptive, Visit, Walk, no_visit
+from adatape.models.base import Adaptive, BlocksOutput, OnBlock, ignore_block
 from adatape.models.registry import SIZES, register, split
-from adatape.ragged import Packed
+from adatape.packing import Packing, PendingPacking, full_packing, key_mask, launch_packing, nonzero_padded, unpack
+from adatape.ragged_attention import PackedMask
 from adatape.records import Output, Steps
 
 
@@ -60,14 +60,14 @@ class AViT(Adaptive):
         """
         self.packed = packed
 
-    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:  # noqa: ARG002
-        removes = self.packed and not self.training and not fixed()
-        return self._removing(self.embed(x), visit) if removes else self._masking(self.embed(x), visit)
+    def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:  # noqa: ARG002
+        packs = self.packed and not self.training and not is_compiling_or_capturing()
+        return self._forward_packed(self.embed(x), on_block) if packs else self._forward_masked(self.embed(x), on_block)
 
-    def spent_macs(self, output: Output) -> Tensor:
+    def actual_macs(self, output: Output) -> Tensor:
         """Multiply-adds with halted tokens removed: each block counts its running tokens only."""
         if output.steps is None:
-            return super().spent_macs(output)
+            return super().actual_macs(output)
         blocks, inputs = self.vit.blocks, input_tokens(self.vit)
         rest = total(self.cost()).macs - sum(block_macs(block, inputs) for block in blocks)
         left = tokens_per_layer(output.steps.weight).long().tolist()
@@ -78,7 +78,7 @@ class AViT(Adaptive):
     def never_halt(self) -> None:
         self.beta = -math.inf
 
-    def _masking(self, tokens: Tensor, visit: Visit) -> Walk:
+    def _forward_masked(self, tokens: Tensor, on_block: OnBlock) -> BlocksOutput:
         """Runs every block on all tokens; halted ones are masked as keys and keep their state."""
         last, act = len(self.vit.blocks) - 1, begin(tokens[..., 0].float())
         out = torch.zeros_like(tokens, dtype=torch.float32)
@@ -91,42 +91,42 @@ class AViT(Adaptive):
             out = out + weight[..., None] * tokens
             weights.append(weight)
             scores.append(score)
-            visit(layer, tokens)
+            on_block(layer, tokens)
         ponder = ponder_cost(act).mean(1)
         if self.training and self.prior_weight > 0:
             ponder = ponder + self.prior_weight * self._prior(torch.stack(scores, 1), torch.stack(running, 1))
-        return Walk(out.to(tokens.dtype), ponder, steps=Steps(torch.stack(weights, 1)))
+        return BlocksOutput(out.to(tokens.dtype), ponder, steps=Steps(torch.stack(weights, 1)))
 
     def _masked_step(self, block: nn.Module, tokens: Tensor, running: Tensor) -> Tensor:
-        stepped = self.run_block(block, tokens, attn_mask=key_mask(_never_blind(running)))
+        stepped = self.run_block(block, tokens, attn_mask=key_mask(_unmask_if_all_halted(running)))
         return torch.where(running[..., None], stepped, tokens)
 
-    def _removing(self, tokens: Tensor, visit: Visit) -> Walk:
+    def _forward_packed(self, tokens: Tensor, on_block: OnBlock) -> BlocksOutput:
         """Runs every block on the running tokens only; a token's weighted sum is written to `out` when it halts."""
         last, act = len(self.vit.blocks) - 1, begin(tokens[..., 0].float())
-        shape, rows, held = (tokens.shape[0], tokens.shape[1]), tokens.flatten(0, 1), everything(act.running)
+        shape, rows, packing = (tokens.shape[0], tokens.shape[1]), tokens.flatten(0, 1), full_packing(act.running)
         mixed, weights = torch.zeros_like(rows, dtype=torch.float32), []
         states, out = rows, torch.zeros_like(mixed)
         for layer, block in enumerate(self.vit.blocks):
-            rows = self._packed_step(block, rows, held)
-            score = unpack(halting_score(rows, self.gamma, self.beta)[None], held, shape)
+            rows = self._packed_step(block, rows, packing)
+            score = unpack(halting_score(rows, self.gamma, self.beta)[None], packing, shape)
             weight, act = advance(act, score, last=layer == last, epsilon=self.epsilon)
-            left = ask(act.running) if layer < last else None
-            mixed = torch.addcmul(mixed, weight.flatten()[held.kept, None], rows)
+            left = launch_packing(act.running) if layer < last else None
+            mixed = torch.addcmul(mixed, weight.flatten()[packing.indices, None], rows)
             weights.append(weight)
-            if visit is not no_visit:
-                states = states.index_copy(0, held.kept, rows.to(states.dtype))
-                visit(layer, states.view_as(tokens))
+            if on_block is not ignore_block:
+                states = states.index_copy(0, packing.indices, rows.to(states.dtype))
+                on_block(layer, states.view_as(tokens))
             if left is not None:
-                held, rows, mixed = _let_go(act.running, left, held, rows, mixed, out)
-        out = out.index_copy_(0, held.kept, mixed).view_as(tokens)
-        return Walk(out.to(rows.dtype), ponder_cost(act).mean(1), steps=Steps(torch.stack(weights, 1)))
+                packing, rows, mixed = _drop_halted(act.running, left, packing, rows, mixed, out)
+        out = out.index_copy_(0, packing.indices, mixed).view_as(tokens)
+        return BlocksOutput(out.to(rows.dtype), ponder_cost(act).mean(1), steps=Steps(torch.stack(weights, 1)))
 
-    def _packed_step(self, block: nn.Module, rows: Float[Tensor, "n d"], held: Packing) -> Float[Tensor, "n d"]:
+    def _packed_step(self, block: nn.Module, rows: Float[Tensor, "n d"], packing: Packing) -> Float[Tensor, "n d"]:
         if not rows.shape[0]:
             return rows
-        mask = None if held.even else Packed(held)
-        return self.run_block(block, rows.unflatten(0, held.shape), attn_mask=mask).flatten(0, 1)
+        mask = None if packing.is_uniform else PackedMask(packing)
+        return self.run_block(block, rows.unflatten(0, packing.shape), attn_mask=mask).flatten(0, 1)
 
     def _prior(self, scores: Tensor, running: Tensor) -> Tensor:
         depth = scores.shape[1]
@@ -134,19 +134,19 @@ class AViT(Adaptive):
         return distribution_prior(halting_mean(scores, running), target)
 
 
-def _let_go(
-    running: Bool[Tensor, "b n"], left: Asked, held: Packing, rows: Tensor, mixed: Tensor, out: Tensor
+def _drop_halted(
+    running: Bool[Tensor, "b n"], left: PendingPacking, packing: Packing, rows: Tensor, mixed: Tensor, out: Tensor
 ) -> tuple[Packing, Tensor, Tensor]:
     """Repacks the running rows, and writes the weighted sums of those that have halted to `out`."""
-    still = running.flatten().index_select(0, held.kept)
-    gone, stay = places(~still), places(still)
-    after, before = left.heard(), rows.shape[0]
-    count = after.kept.shape[0]
+    still = running.flatten().index_select(0, packing.indices)
+    gone, stay = nonzero_padded(~still), nonzero_padded(still)
+    after, before = left.sync(), rows.shape[0]
+    count = after.indices.shape[0]
     if count == before:
-        return held, rows, mixed
+        return packing, rows, mixed
     gone, stay = gone[: before - count], stay[:count]
     rows = rows.index_select(0, stay)
-    out.index_copy_(0, held.kept.index_select(0, gone), mixed.index_select(0, gone))
+    out.index_copy_(0, packing.indices.index_select(0, gone), mixed.index_select(0, gone))
     return after, rows, mixed.index_select(0, stay)
 
 
@@ -190,7 +190,7 @@ def tokens_per_layer(weight: Float[Tensor, "b l n"]) -> Float[Tensor, "b l"]:
     return (ahead > 0).float().sum(2)
 
 
-def _never_blind(running: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n"]:
+def _unmask_if_all_halted(running: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n"]:
     """Unmasks samples in which all tokens have halted: attention to no key is NaN, and their rows are not used."""
     return running | ~running.any(1, keepdim=True)
 

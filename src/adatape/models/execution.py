@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from adatape.layout import TapeRows, pack, packing, tape_rows, unpack
-from adatape.models.adaptive import Visit, no_visit
-from adatape.ragged import Packed, hide_tail
+from adatape.models.base import OnBlock, ignore_block
+from adatape.packing import TapeRows, make_packing, pack, tape_rows, unpack
+from adatape.ragged_attention import PackedMask, padding_mask
 
 
-class Joined(NamedTuple):
+class BlocksInput(NamedTuple):
     """The rows that enter the first block with a tape."""
 
     rows: Float[Tensor, "b m d"]
@@ -35,39 +35,43 @@ class Joined(NamedTuple):
 Step = Callable[[int, Tensor, Any, int | TapeRows, Tensor | None], Tensor]
 
 
-def run_padded(step: Step, joined: Joined, masks: Sequence[Any], visit: Visit) -> Float[Tensor, "b m d"]:
+def run_padded(
+    step: Step, blocks_input: BlocksInput, masks: Sequence[Any], on_block: OnBlock
+) -> Float[Tensor, "b m d"]:
     """Runs the blocks on all rows, with one mask per block."""
-    x = joined.rows
+    x = blocks_input.rows
     for n, mask in enumerate(masks):
-        x = step(n, x, mask, joined.tape, joined.scale)
-        visit(n, x[:, : joined.inputs])
+        x = step(n, x, mask, blocks_input.tape, blocks_input.scale)
+        on_block(n, x[:, : blocks_input.inputs])
     return x
 
 
-def run_packed(step: Step, joined: Joined, blocks: int, visit: Visit) -> Float[Tensor, "b m d"]:
+def run_packed(step: Step, blocks_input: BlocksInput, blocks: int, on_block: OnBlock) -> Float[Tensor, "b m d"]:
     """Runs the blocks on the visible rows of the batch, concatenated; hidden rows of the result are zero."""
-    samples, length = joined.visible.shape
-    held = packing(joined.visible)
-    mask = None if held.even else Packed(held)
-    places = tape_rows(held, (samples, length), joined.inputs)
-    scale = None if joined.scale is None else pack(joined.scale, held)
-    x = pack(joined.rows, held)
+    samples, length = blocks_input.visible.shape
+    packing = make_packing(blocks_input.visible)
+    mask = None if packing.is_uniform else PackedMask(packing)
+    places = tape_rows(packing, (samples, length), blocks_input.inputs)
+    scale = None if blocks_input.scale is None else pack(blocks_input.scale, packing)
+    x = pack(blocks_input.rows, packing)
     for n in range(blocks):
         x = step(n, x, mask, places, scale)
-        if visit is not no_visit:
-            visit(n, x.flatten(0, 1).index_select(0, places.inputs).unflatten(0, (samples, joined.inputs)))
-    return unpack(x, held, (samples, length))
+        if on_block is not ignore_block:
+            on_block(n, x.flatten(0, 1).index_select(0, places.inputs).unflatten(0, (samples, blocks_input.inputs)))
+    return unpack(x, packing, (samples, length))
 
 
-def run_buckets(step: Step, joined: Joined, blocks: int, count: int) -> Float[Tensor, "b m d"]:
+def run_buckets(step: Step, blocks_input: BlocksInput, blocks: int, count: int) -> Float[Tensor, "b m d"]:
     """Runs the blocks on `count` padded batches of samples of similar length."""
-    out = torch.zeros_like(joined.rows)
-    for samples, shortest, longest in buckets(joined.visible.sum(1), count):
+    out = torch.zeros_like(blocks_input.rows)
+    for samples, shortest, longest in buckets(blocks_input.visible.sum(1), count):
         place = (samples, slice(longest))
-        mask = None if shortest == longest else hide_tail(joined.visible[place])
-        scale = None if joined.scale is None else joined.scale[place]
-        part = Joined(joined.rows[place], joined.visible[place], longest - joined.inputs, scale)
-        out[place] = run_padded(step, part, [mask] * blocks, no_visit).to(out.dtype)
+        mask = None if shortest == longest else padding_mask(blocks_input.visible[place])
+        scale = None if blocks_input.scale is None else blocks_input.scale[place]
+        bucket = BlocksInput(
+            blocks_input.rows[place], blocks_input.visible[place], longest - blocks_input.inputs, scale
+        )
+        out[place] = run_padded(step, bucket, [mask] * blocks, ignore_block).to(out.dtype)
     return out
 
 

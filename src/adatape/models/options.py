@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from timm.models.vision_transformer import VisionTransformer
 
-from adatape.config import Reading
-from adatape.models import making, retrofit
+from adatape.config import ReaderConfig
+from adatape.models import build, hub
 from adatape.models.adatape import AdaTape
 from adatape.models.avit import AViT
 from adatape.models.join import TapeJoin
@@ -39,7 +39,7 @@ def _named_kinds(*constructors: Callable[..., Any]) -> Kinds:
 
 
 def _written_kinds(hint: Any) -> list[Any]:
-    if get_origin(hint) is Annotated:  # `construct` checks its limits
+    if get_origin(hint) is Annotated:  # `build_checked` checks its limits
         return _written_kinds(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
         return [kind for option in get_args(hint) for kind in _written_kinds(option)]
@@ -47,9 +47,9 @@ def _written_kinds(hint: Any) -> list[Any]:
     return [hint] if hint in WORDS or get_origin(hint) is Literal or numbers else []
 
 
-WRAPPING = _named_kinds(making.wrap, AdaTape, TapeJoin, Reading, WindowOptions)
+WRAPPING = _named_kinds(build.wrap, AdaTape, TapeJoin, ReaderConfig, WindowOptions)
 SHAPING = _named_kinds(
-    *(making.build, making.wrap, AdaTape, TapeJoin, Reading, WindowOptions, retrofit.build),
+    *(build.build, build.wrap, AdaTape, TapeJoin, ReaderConfig, WindowOptions, hub.build),
     *(build_uvit, UniversalStage, AViT, PonderNet, build_vit3ffn, VisionTransformer),
 )
 

@@ -12,12 +12,12 @@ from jaxtyping import Float, Int
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from adatape.act import NEVER
-from adatape.graph import fixed
-from adatape.keyed import uniform
+from adatape.act import NEVER_HALT_LOGIT
+from adatape.counter_rng import uniform
+from adatape.cuda_graphs import is_compiling_or_capturing
 from adatape.losses import LossName
-from adatape.macs import Part, block_macs, embedding_cost, head_cost, input_tokens, linear_macs, parameter_count
-from adatape.models.adaptive import Visit, Walk
+from adatape.macs import PartCost, block_macs, embedding_cost, head_cost, input_tokens, linear_macs, parameter_count
+from adatape.models.base import BlocksOutput, OnBlock
 from adatape.models.registry import SIZES, register, split
 from adatape.models.universal import Repeating, sinusoid
 from adatape.records import Output, Steps
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
     """The step whose logits are the answer, and whether later steps can no longer change it."""
 
     step: Tensor  # (b,) int64, counted from 0
-    settled: Tensor  # (b,) bool
+    halted: Tensor  # (b,) bool
 
 
 def expected_answer(score: Float[Tensor, "b t"], steps: int) -> Answer:
@@ -120,13 +120,13 @@ class PonderNet(Repeating):
     def built_steps(self) -> int:
         return self.built
 
-    def parts(self, steps: int) -> list[Part]:
+    def parts(self, steps: int) -> list[PartCost]:
         """Counts the head once; with `output=True` it runs at every step."""
         vit, macs = self.vit, steps * block_macs(self.vit.blocks[0], input_tokens(self.vit))
         return [
             embedding_cost(vit),
-            Part("halting", parameter_count(self.halt), steps * linear_macs(self.halt)),
-            Part("blocks", parameter_count(vit.blocks, vit.norm), macs),
+            PartCost("halting", parameter_count(self.halt), steps * linear_macs(self.halt)),
+            PartCost("blocks", parameter_count(vit.blocks, vit.norm), macs),
             head_cost(vit),
         ]
 
@@ -143,7 +143,7 @@ class PonderNet(Repeating):
         return ponder_loss(output, target)
 
     def never_halt(self) -> None:
-        nn.init.constant_(self.halt.bias, NEVER)
+        nn.init.constant_(self.halt.bias, NEVER_HALT_LOGIT)
 
     def export_refusal(self) -> str | None:
         if self.halting == "sample":
@@ -152,25 +152,25 @@ class PonderNet(Repeating):
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         """Without `output`, inference stops once every sample's answer is settled; `Output` needs p of all steps."""
-        trace = self._ponder(x, key, whole=output)
+        trace = self._ponder(x, key, all_steps=output)
         features = self._features(trace)
         logits = self.vit.head(features)
         if not output:
             return logits
-        ponder, steps = self._judge(trace)
+        ponder, steps = self._ponder_and_steps(trace)
         return Output(logits, features, ponder, steps=steps)
 
-    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:
+    def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:
         """Returns the tokens of each sample's answering step; in training, of the last step."""
         states: list[Tensor] = []
-        trace = self._ponder(x, key, whole=True, keep=states.append)
+        trace = self._ponder(x, key, all_steps=True, keep=states.append)
         tokens = states[-1] if trace.answer is None else _pick(torch.stack(states, 1), trace.answer)
-        visit(0, tokens)
-        ponder, steps = self._judge(trace)
-        return Walk(tokens, ponder, steps=steps)
+        on_block(0, tokens)
+        ponder, steps = self._ponder_and_steps(trace)
+        return BlocksOutput(tokens, ponder, steps=steps)
 
     def _ponder(
-        self, x: Tensor, key: Tensor | None, whole: bool, keep: Callable[[Tensor], None] | None = None
+        self, x: Tensor, key: Tensor | None, all_steps: bool, keep: Callable[[Tensor], None] | None = None
     ) -> Trace:
         state = self.embed(x)
         draws = self._draws(state, key)
@@ -182,7 +182,7 @@ class PonderNet(Repeating):
             normed = self.vit.norm(state)
             features.append(self.vit.forward_head(normed, pre_logits=True))
             scores.append(self._score(normed))
-            if not whole and self._all_settled(scores, draws):
+            if not all_steps and self._all_halted(scores, draws):
                 break
         score = torch.stack(scores, 1)
         answer = None if self.training else self._answer(score, draws).step
@@ -209,17 +209,17 @@ class PonderNet(Repeating):
     def _answer(self, score: Tensor, draws: Tensor | None) -> Answer:
         return expected_answer(score, self.steps) if draws is None else sampled_answer(score, draws)
 
-    def _all_settled(self, scores: list[Tensor], draws: Tensor | None) -> bool:
+    def _all_halted(self, scores: list[Tensor], draws: Tensor | None) -> bool:
         """Whether to exit early; only in eager inference, since DDP needs every parameter used on every process."""
-        if self.training or fixed():
+        if self.training or is_compiling_or_capturing():
             return False
-        return bool(self._answer(torch.stack(scores, 1), draws).settled.all())
+        return bool(self._answer(torch.stack(scores, 1), draws).halted.all())
 
     def _log_p(self, trace: Trace) -> Float[Tensor, "b t"]:
         """log p of each step; the last has the remaining probability."""
         return log_halting(trace.score[:, : self.steps - 1])
 
-    def _judge(self, trace: Trace) -> tuple[Float[Tensor, " b"], Steps]:
+    def _ponder_and_steps(self, trace: Trace) -> tuple[Float[Tensor, " b"], Steps]:
         log_p = self._log_p(trace)
         ponder = divergence(log_p, log_prior(self.steps, self.lambda_p, log_p.device))
         return ponder, Steps(log_p.exp(), self.vit.head(trace.features))

@@ -8,7 +8,7 @@ from typing import Any
 from timm.models._builder import build_model_with_cfg
 from timm.models._registry import generate_default_cfgs, register_model
 
-from adatape.models.adaptive import Adaptive, filter_checkpoint
+from adatape.models.base import Adaptive, filter_checkpoint
 from adatape.patches import PatchRows
 
 SIZES: dict[str, dict[str, int]] = {

@@ -11,11 +11,20 @@ from jaxtyping import Float
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from adatape.act import NEVER, Act, advance, begin, ponder_cost
+from adatape.act import NEVER_HALT_LOGIT, Act, advance, begin, ponder_cost
 from adatape.config import Budget
-from adatape.graph import fixed
-from adatape.macs import Part, block_macs, embedding_cost, head_cost, input_tokens, linear_macs, parameter_count, total
-from adatape.models.adaptive import Adaptive, BudgetRange, Visit, Walk, macs_by_count
+from adatape.cuda_graphs import is_compiling_or_capturing
+from adatape.macs import (
+    PartCost,
+    block_macs,
+    embedding_cost,
+    head_cost,
+    input_tokens,
+    linear_macs,
+    parameter_count,
+    total,
+)
+from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, macs_by_count
 from adatape.models.registry import SIZES, register, split
 from adatape.records import Output, Steps
 
@@ -65,8 +74,8 @@ class UniversalStage(nn.Module):
         assert act is not None
         return out, act, torch.stack(weights, 1)
 
-    def cost(self, inputs: int, steps: int) -> Part:
-        return Part("halting", parameter_count(self), steps * inputs * linear_macs(self.halt))
+    def cost(self, inputs: int, steps: int) -> PartCost:
+        return PartCost("halting", parameter_count(self), steps * inputs * linear_macs(self.halt))
 
     def _score(self, x: Tensor) -> Tensor:
         p = self.halt(x).squeeze(-1).float().sigmoid()
@@ -78,7 +87,7 @@ class UniversalStage(nn.Module):
 
     def _all_halted(self, act: Act) -> bool:
         """Whether to exit early; only in eager inference, since DDP needs every parameter used on every process."""
-        return not self.training and not fixed() and not bool(act.running.any())
+        return not self.training and not is_compiling_or_capturing() and not bool(act.running.any())
 
 
 def sinusoid(count: int, width: int, device: torch.device | None = None) -> Float[Tensor, "count width"]:
@@ -99,7 +108,7 @@ class Repeating(Adaptive):
         """The maximum number of steps that it was built with."""
 
     @abstractmethod
-    def parts(self, steps: int) -> list[Part]:
+    def parts(self, steps: int) -> list[PartCost]:
         """Parameters and multiply-adds by part for a sample that takes `steps` steps."""
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
@@ -117,13 +126,13 @@ class Repeating(Adaptive):
     def budget(self) -> Budget:
         return Budget(self.steps)
 
-    def cost(self, tape: int | None = None) -> list[Part]:
+    def cost(self, tape: int | None = None) -> list[PartCost]:
         self.refuse_tape(tape)
         return self.parts(self.steps)
 
-    def spent_macs(self, output: Output) -> Tensor:
+    def actual_macs(self, output: Output) -> Tensor:
         if output.steps is None:
-            return super().spent_macs(output)
+            return super().actual_macs(output)
         return macs_by_count(self.length_taken(output), lambda steps: total(self.parts(steps)).macs)
 
 
@@ -141,28 +150,28 @@ class Universal(Repeating):
     def built_steps(self) -> int:
         return self.stage.steps
 
-    def parts(self, steps: int) -> list[Part]:
+    def parts(self, steps: int) -> list[PartCost]:
         blocks = list(self.vit.blocks)
         repeated = [blocks[t % len(blocks)] for t in range(steps)]
         return stage_cost(self.vit, self.stage, steps, repeated, blocks)
 
     def never_halt(self) -> None:
-        nn.init.constant_(self.stage.halt.bias, NEVER)
+        nn.init.constant_(self.stage.halt.bias, NEVER_HALT_LOGIT)
 
-    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:  # noqa: ARG002
+    def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:  # noqa: ARG002
         blocks = self.vit.blocks
         shared = len(blocks) == 1
 
         def transition(t: int, state: Tensor) -> Tensor:
             state = self.run_block(blocks[0 if shared else t], state)
             if not shared:
-                visit(t, state)
+                on_block(t, state)
             return state
 
         tokens, act, weights = self.stage(self.embed(x), transition, self.steps)
         if shared:
-            visit(0, tokens)
-        return Walk(tokens, per_sample(ponder_cost(act)), steps=Steps(weights))
+            on_block(0, tokens)
+        return BlocksOutput(tokens, per_sample(ponder_cost(act)), steps=Steps(weights))
 
 
 class UViT(Repeating):
@@ -180,23 +189,23 @@ class UViT(Repeating):
     def built_steps(self) -> int:
         return self.stage.steps
 
-    def parts(self, steps: int) -> list[Part]:
+    def parts(self, steps: int) -> list[PartCost]:
         blocks = list(self.vit.blocks)
         return stage_cost(self.vit, self.stage, steps, [self.block] * steps + blocks, [self.block, *blocks])
 
     def never_halt(self) -> None:
-        nn.init.constant_(self.stage.halt.bias, NEVER)
+        nn.init.constant_(self.stage.halt.bias, NEVER_HALT_LOGIT)
 
-    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:  # noqa: ARG002
+    def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:  # noqa: ARG002
         tokens = self.embed(x)
         if not self.above:
             tokens, act, weights = self._ponder(tokens)
         for layer, block in enumerate(self.vit.blocks):
             tokens = self.run_block(block, tokens)
-            visit(layer, tokens)
+            on_block(layer, tokens)
         if self.above:
             tokens, act, weights = self._ponder(tokens)
-        return Walk(tokens, per_sample(ponder_cost(act)), steps=Steps(weights))
+        return BlocksOutput(tokens, per_sample(ponder_cost(act)), steps=Steps(weights))
 
     def _ponder(self, tokens: Tensor) -> tuple[Tensor, Act, Tensor]:
         return self.stage(tokens, lambda _, state: self.run_block(self.block, state), self.steps)
@@ -208,12 +217,12 @@ def per_sample(ponder: Tensor) -> Float[Tensor, "b"]:
 
 
 def stage_cost(
-    vit: VisionTransformer, stage: UniversalStage, steps: int, runs: list[nn.Module], held: list[nn.Module]
-) -> list[Part]:
-    """Parts of a model: multiply-adds of the blocks in `runs`, parameters of those in `held`."""
+    vit: VisionTransformer, stage: UniversalStage, steps: int, runs: list[nn.Module], owned: list[nn.Module]
+) -> list[PartCost]:
+    """Parts of a model: multiply-adds of the blocks in `runs`, parameters of those in `owned`."""
     inputs = input_tokens(vit)
     macs = sum(block_macs(block, inputs) for block in runs)
-    blocks = Part("blocks", parameter_count(*held, vit.norm), macs)
+    blocks = PartCost("blocks", parameter_count(*owned, vit.norm), macs)
     return [embedding_cost(vit), stage.cost(inputs, steps), blocks, head_cost(vit)]
 
 

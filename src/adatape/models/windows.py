@@ -16,12 +16,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.config import Budget
-from adatape.keyed import keys_of, uniform
-from adatape.layout import append
+from adatape.counter_rng import keys_of, uniform
 from adatape.losses import LossName, class_loss
-from adatape.macs import Part, block_macs, linear_macs, parameter_count, total
-from adatape.models.adaptive import Adaptive, BudgetRange, Visit, Walk, macs_by_count, no_visit
-from adatape.ragged import hide_tail
+from adatape.macs import PartCost, block_macs, linear_macs, parameter_count, total
+from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, ignore_block, macs_by_count
+from adatape.packing import append_tape
+from adatape.ragged_attention import padding_mask
 from adatape.records import Output, Places, Searched, Tape
 from adatape.windows.answers import ANSWERS, Labels
 from adatape.windows.encoders import WindowConvolutions, WindowHead
@@ -100,14 +100,14 @@ class WindowTape(Adaptive):
         if self.steps == 0:
             return super().forward(x, output, key)
         read = self.read(x, key)
-        walk = self._walk(x, read.tape, no_visit)
-        features = self.forward_head(self._settle(self._looked_at(walk)), pre_logits=True)
+        blocks = self._run_blocks(x, read.tape, ignore_block)
+        features = self.forward_head(self._final_norm(self._pooled_rows(blocks)), pre_logits=True)
         places, mask = read.places, read.tape.mask
         logits = self.answer.combined(self.classify(features), places.gate, places.evidence, mask)
-        return Output(logits, features, walk.ponder, read.tape, None, places) if output else logits
+        return Output(logits, features, blocks.ponder, read.tape, None, places) if output else logits
 
-    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:
-        return self._walk(x, self.read(x, key).tape if self.steps else None, visit)
+    def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:
+        return self._run_blocks(x, self.read(x, key).tape if self.steps else None, on_block)
 
     def read(self, x: Tensor, key: Tensor | None = None) -> Read:
         """Scans the image, chooses windows, and encodes them."""
@@ -184,21 +184,21 @@ class WindowTape(Adaptive):
         rows = x[:, prefix:].mean(1)
         return torch.cat([x[:, 0] if prefix else rows, rows], 1)
 
-    def _walk(self, x: Tensor, tape: Tape | None, visit: Visit) -> Walk:
+    def _run_blocks(self, x: Tensor, tape: Tape | None, on_block: OnBlock) -> BlocksOutput:
         tokens = self._view_tokens(x)
         below = len(self.vit.blocks) if tape is None else self.layer
         for n, block in enumerate(self.vit.blocks[:below] if self.view is not None else []):
             tokens = self.run_block(block, tokens)
-            visit(n, tokens)
+            on_block(n, tokens)
         ponder = tokens.new_zeros(tokens.shape[0], dtype=torch.float32)
         if tape is None or self.layer == len(self.vit.blocks):
-            return Walk(tokens, ponder, None, tape)
+            return BlocksOutput(tokens, ponder, None, tape)
         inputs = tokens.shape[1]
-        rows, visible = append(tokens, tape.tokens, tape.mask)
+        rows, visible = append_tape(tokens, tape.tokens, tape.mask)
         for n, block in enumerate(self.vit.blocks[self.layer :], self.layer):
-            rows = self.run_block(block, rows, attn_mask=hide_tail(visible))
-            visit(n, rows[:, :inputs])
-        return Walk(rows, ponder, visible, tape)
+            rows = self.run_block(block, rows, attn_mask=padding_mask(visible))
+            on_block(n, rows[:, :inputs])
+        return BlocksOutput(rows, ponder, visible, tape)
 
     def _view_tokens(self, x: Tensor) -> Tensor:
         if self.view is not None:
@@ -245,7 +245,7 @@ class WindowTape(Adaptive):
     def budget(self) -> Budget:
         return Budget(self.steps, None)
 
-    def cost(self, tape: int | None = None) -> list[Part]:
+    def cost(self, tape: int | None = None) -> list[PartCost]:
         tape = self.steps if tape is None else tape
         if not 0 <= tape <= self.most:
             raise ValueError(f"tape is {tape}; this model reads between 0 and {self.most} windows")
@@ -259,11 +259,11 @@ class WindowTape(Adaptive):
         encoder = [] if self.encoder is None else [self.encoder]
         scanned = self.scan.macs(*self.image) if tape else 0
         return [
-            Part("view", parameter_count(vit.patch_embed), view * vit.patch_embed.proj.weight.numel()),
-            Part("scan", parameter_count(self.scan), scanned),
-            Part("windows", parameter_count(*own, *encoder), tape * (self._window_macs() + rows)),
-            Part("blocks", parameter_count(vit.blocks, vit.norm), below + above),
-            Part("head", parameter_count(vit.head, vit.fc_norm), linear_macs(vit.head)),
+            PartCost("view", parameter_count(vit.patch_embed), view * vit.patch_embed.proj.weight.numel()),
+            PartCost("scan", parameter_count(self.scan), scanned),
+            PartCost("windows", parameter_count(*own, *encoder), tape * (self._window_macs() + rows)),
+            PartCost("blocks", parameter_count(vit.blocks, vit.norm), below + above),
+            PartCost("head", parameter_count(vit.head, vit.fc_norm), linear_macs(vit.head)),
         ]
 
     def _window_macs(self) -> int:
@@ -274,9 +274,9 @@ class WindowTape(Adaptive):
         blocks = sum(block_macs(block, rows) for block in self.vit.blocks[: self.layer])
         return patches * self.vit.patch_embed.proj.weight.numel() + blocks
 
-    def spent_macs(self, output: Output) -> Tensor:
+    def actual_macs(self, output: Output) -> Tensor:
         if output.tape is None:
-            return super().spent_macs(output)
+            return super().actual_macs(output)
         return macs_by_count(output.tape.length, lambda tape: total(self.cost(tape)).macs)
 
     def never_halt(self) -> None:

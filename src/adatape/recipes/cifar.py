@@ -7,6 +7,7 @@ from typing import Literal
 
 from adatape.config import (
     Augment,
+    CountOrZero,
     Engine,
     Experiment,
     Images,
@@ -17,7 +18,6 @@ from adatape.config import (
     Quantity,
     Seed,
     Threshold,
-    Whole,
 )
 from adatape.recipes.systems import Size, System, image_model, ponder_weight
 
@@ -33,11 +33,11 @@ def _cifar(name: Literal["cifar10", "cifar100"], text: str) -> Callable[..., Exp
         size: Size = "tiny",
         patch: Pixels = 4,
         bank_patch: Pixels = 2,
-        steps: Whole | None = None,
+        steps: CountOrZero | None = None,
         threshold: Threshold | None = None,
         merge: Quantity | None = None,
         sample_budgets: bool = False,
-        epochs: Whole = 200,
+        epochs: CountOrZero = 200,
         batch: Quantity = 512,
         lr: NotNegative = 1e-3,
         weight_decay: NotNegative = 0.1,

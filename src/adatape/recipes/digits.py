@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from adatape.config import (
     Augment,
+    CountOrZero,
     Engine,
     Experiment,
     ImageModel,
@@ -11,7 +12,6 @@ from adatape.config import (
     NotNegative,
     Optimizer,
     Seed,
-    Whole,
 )
 from adatape.recipes.systems import System, image_model, ponder_weight
 
@@ -20,7 +20,7 @@ SIZE, BATCH, TRAINING = 8, 64, 1437
 
 def digits(
     system: System = "adatape",
-    epochs: Whole = 100,
+    epochs: CountOrZero = 100,
     lr: NotNegative = 2e-3,
     sample_budgets: bool = False,
     seed: Seed = 0,

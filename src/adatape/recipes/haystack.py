@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from adatape.config import Engine, Experiment, ImageModel, Images, NotNegative, Optimizer, Quantity, Seed, Whole
+from adatape.config import CountOrZero, Engine, Experiment, ImageModel, Images, NotNegative, Optimizer, Quantity, Seed
 
 SIDE, VIEW, WINDOW = 128, 32, 16
 SHAPE: dict[str, Any] = {"embed_dim": 64, "depth": 2, "num_heads": 2}
@@ -13,7 +13,7 @@ SHAPE: dict[str, Any] = {"embed_dim": 64, "depth": 2, "num_heads": 2}
 def haystack(
     system: Literal["adatape", "plainvit"] = "adatape",
     reads: Quantity = 8,
-    steps: Whole = 1500,
+    steps: CountOrZero = 1500,
     lr: NotNegative = 1e-3,
     seed: Seed = 0,
 ) -> Experiment:

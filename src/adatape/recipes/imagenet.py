@@ -7,6 +7,7 @@ from typing import Literal
 from adatape.config import (
     Augment,
     Count,
+    CountOrZero,
     Engine,
     Experiment,
     Images,
@@ -14,7 +15,6 @@ from adatape.config import (
     Optimizer,
     Quantity,
     Seed,
-    Whole,
 )
 from adatape.recipes.systems import Size, System, image_model, ponder_weight
 
@@ -28,7 +28,7 @@ def imagenet(
     path: str = "data/imagenet",
     system: System = "adatape",
     size: Size = "tiny",
-    epochs: Whole = 300,
+    epochs: CountOrZero = 300,
     batch: Quantity = 1024,
     loss: Literal["softmax", "sigmoid"] = "softmax",
     source: Literal["imagenet", "folder", "shards"] = "imagenet",
@@ -65,7 +65,7 @@ def imagenet(
 def plainvit(
     path: str = "data/imagenet",
     size: Size = "small",
-    epochs: Whole = 90,
+    epochs: CountOrZero = 90,
     batch: Quantity = 1024,
     source: Literal["imagenet", "folder", "shards"] = "imagenet",
     seed: Seed = 0,
@@ -90,7 +90,7 @@ def plainvit(
 def deit(
     path: str = "data/imagenet",
     size: Size = "small",
-    epochs: Whole = 300,
+    epochs: CountOrZero = 300,
     batch: Quantity = 1024,
     source: Literal["imagenet", "folder", "shards"] = "imagenet",
     seed: Seed = 0,
@@ -143,7 +143,7 @@ def pretrain(
     system: System = "adatape-learn",
     size: Size = "base",
     patch: Literal[16, 32] = 32,
-    epochs: Whole = 7,
+    epochs: CountOrZero = 7,
     batch: Quantity = 4096,
     lr: NotNegative = 8e-4,
     seed: Seed = 0,

@@ -6,18 +6,18 @@ from typing import Literal
 
 from adatape.config import (
     Choice,
+    CountOrZero,
     Experiment,
     NotNegative,
     Optimizer,
     Parity,
     Positive,
     QuantityOrZero,
+    ReaderConfig,
     ReaderName,
-    Reading,
     Seed,
     SequenceModel,
     TapeFFN,
-    Whole,
     Width,
 )
 
@@ -25,16 +25,16 @@ System = Literal["adatape", "transformer", "ut", "singles", "random", "order"]
 UT_STEPS, ACT_WEIGHT = 12, 0.01
 
 
-def reading_for(system: System, length: int, query_width: int = 64, norm_scale: float = 0.3) -> Reading | None:
+def reading_for(system: System, length: int, query_width: int = 64, norm_scale: float = 0.3) -> ReaderConfig | None:
     """T = 2τ = N/2 and K = 2 read the sequence in pairs; the control `singles` reads one symbol per tape token."""
     if system in ("transformer", "ut"):
         return None
     if length < 4 or length % 2:
         raise ValueError(f"length is {length}; it must be even and at least 4, since symbols are read in pairs")
     if system == "singles":
-        return Reading(length, float(length), merge=1, query_width=query_width, norm_scale=norm_scale)
+        return ReaderConfig(length, float(length), merge=1, query_width=query_width, norm_scale=norm_scale)
     choose: Choice = {"adatape": "highest", "random": "random", "order": "order"}[system]  # type: ignore[assignment]
-    return Reading(length // 2, length / 4, 2, query_width, norm_scale=norm_scale, choose=choose)
+    return ReaderConfig(length // 2, length / 4, 2, query_width, norm_scale=norm_scale, choose=choose)
 
 
 def weight_for(system: System) -> float:
@@ -46,7 +46,7 @@ def parity(
     length: Width = 32,
     system: System = "adatape",
     lr: NotNegative = 3e-5,
-    steps: Whole = 10_000,
+    steps: CountOrZero = 10_000,
     seed: Seed = 0,
     layer: QuantityOrZero = 1,
     tape_ffn: TapeFFN = "append",
@@ -77,7 +77,7 @@ def parity_small(
     length: Width = 16,
     system: System = "adatape",
     lr: NotNegative = 3e-4,
-    steps: Whole = 400,
+    steps: CountOrZero = 400,
     seed: Seed = 0,
     tape_ffn: TapeFFN = "append",
     reader: ReaderName = "adaptive",

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from adatape.config import (
     Augment,
+    CountOrZero,
     Engine,
     Experiment,
     ImageModel,
@@ -16,7 +17,6 @@ from adatape.config import (
     Quantity,
     Seed,
     Source,
-    Whole,
 )
 from adatape.recipes.systems import Size, System, image_model, ponder_weight
 
@@ -31,7 +31,7 @@ def images(
     pixels: Pixels = 224,
     patch: Pixels = 16,
     bank_patch: Pixels = 8,
-    steps: Whole = 20_000,
+    steps: CountOrZero = 20_000,
     batch: Quantity = 256,
     lr: NotNegative = 1e-3,
     weight_decay: NotNegative = 0.1,
@@ -62,7 +62,7 @@ def finetune(
     bank_patch: Pixels = 8,
     trains: Literal["all", "tape"] = "all",
     pixels: Pixels = 224,
-    steps: Whole = 5000,
+    steps: CountOrZero = 5000,
     batch: Quantity = 256,
     lr: NotNegative = 3e-5,
     weight_decay: NotNegative = 0.05,

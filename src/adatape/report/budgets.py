@@ -18,7 +18,7 @@ from adatape.report.pictures.elastic import draw_elastic, examples_of
 from adatape.train.budgets import budget_row, measure_budgets
 from adatape.train.evaluate import test_batches
 from adatape.train.folder import environment, write
-from adatape.train.lock import writing
+from adatape.train.lock import write_lock
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def write_budgets(
     experiment, model, place, points, usual, left_out = measure_budgets(folder, budgets, device, trust, progress)
     trained = trained_budget(model)
     examples = examples_of(usual, test_batches(experiment, None, place))
-    with writing(folder) if out is None else nullcontext():
+    with write_lock(folder) if out is None else nullcontext():
         out = out or folder / "figures"
         out.mkdir(parents=True, exist_ok=True)
         result = BudgetComparison(

@@ -13,14 +13,14 @@ from typing import Any
 from adatape.data.parity import held_out_set
 from adatape.evaluate.accuracy import Score
 from adatape.evaluate.progress import SILENT, Progress
-from adatape.evaluate.reading import telling_sequence
+from adatape.evaluate.reading import parity_example
 from adatape.evaluate.result import Result, to_plain
 from adatape.recipes.parity import System, parity_small
 from adatape.report.figures import draw_demo
 from adatape.train.folder import load_run, new_folder, write
 from adatape.train.launch import describe
-from adatape.train.loop import Trainer
-from adatape.train.run import conclude, plain
+from adatape.train.run import finalize, plain
+from adatape.train.trainer import Trainer
 
 SHOWN = 64  # test sequences to choose a telling one from
 SYSTEMS: tuple[System, ...] = ("adatape", "transformer")
@@ -54,9 +54,9 @@ def write_demo(out: Path = Path("runs/demo"), seed: int = 0, progress: Progress 
         for system, trainer in trainers.items():
             lines = [json.dumps({"kind": "validation", "step": step, **plain(score)}) for step, score in curves[system]]
             (out / system / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-            results[system] = conclude(trainer, out / system, seconds[system])
+            results[system] = finalize(trainer, out / system, seconds[system])
     experiment, model = load_run(out / "adatape")
-    sample = telling_sequence(model, held_out_set(experiment.data.sequence_length or 0, SHOWN))
+    sample = parity_example(model, held_out_set(experiment.data.sequence_length or 0, SHOWN))
     picture = draw_demo(out / "demo.png", curves, results["adatape"]["lengths"], *sample)
     summary = DemoResult(results, picture, sum(seconds.values()))
     write(out / "demo.json", summary.as_dict())

@@ -17,10 +17,10 @@ from adatape.data.parity import Sequences, held_out_set
 from adatape.data.sets import LabelledSet, open_set
 from adatape.evaluate.accuracy import Score
 from adatape.evaluate.device import pick_device
-from adatape.evaluate.progress import SILENT, Progress, told
-from adatape.evaluate.reading import Reads, collect, inputs_at, spread_batches, taken_counts, telling_sequence
+from adatape.evaluate.progress import SILENT, Progress, with_progress
+from adatape.evaluate.reading import Reads, collect, inputs_at, parity_example, spread_batches, taken_counts
 from adatape.evaluate.result import Result
-from adatape.models.adaptive import Adaptive
+from adatape.models.base import Adaptive
 from adatape.report.gallery import COLUMNS, ROWS, Grid, draw_gallery, easiest_first, varied
 from adatape.report.pictures.budgets import draw_budgets
 from adatape.report.pictures.parity import LONGEST, Points, draw_curves, draw_lengths, draw_reading
@@ -28,8 +28,8 @@ from adatape.report.pictures.reading import draw_heatmap, draw_lengths_by_answer
 from adatape.report.pictures.style import save
 from adatape.report.pictures.training import draw_training, known
 from adatape.train.folder import load_run
-from adatape.train.journal import METRICS, read_metrics
-from adatape.train.lock import writing
+from adatape.train.lock import write_lock
+from adatape.train.logger import METRICS, read_metrics
 
 FIGURES, BUDGETS = "figures", "budgets.json"
 TELLING = 64  # sequences among which one is chosen to be drawn
@@ -81,8 +81,8 @@ def write_figures(
     metrics = read_metrics(folder / METRICS)
     test = open_set(experiment.data, "test")
     done = Finished(folder, experiment, test, model, place, samples, reads, metrics.lines)
-    with writing(folder):
-        paths = [path for draw in told(DRAWN, "figures", len(DRAWN), progress) for path in draw(done)]
+    with write_lock(folder):
+        paths = [path for draw in with_progress(DRAWN, "figures", len(DRAWN), progress) for path in draw(done)]
     drawn = {path.stem: path for path in paths}
     return FiguresResult(folder, done.out, drawn, len(reads.label), folder / METRICS, len(metrics.damaged))
 
@@ -102,9 +102,11 @@ def _parity(run: Finished) -> list[Path]:
         return []
     lines = [line for line in run.lines if line.get("kind", "validation") == "validation"]
     curve = [(line["step"], line["accuracy"]) for line in lines if known(line, "accuracy")]
-    told = telling_sequence(run.model, Sequences(*(each.to(run.device) for each in held_out_set(length, TELLING))))
+    with_progress = parity_example(
+        run.model, Sequences(*(each.to(run.device) for each in held_out_set(length, TELLING)))
+    )
     lengths = torch.bincount(run.reads.length).tolist()
-    return [_draw_parity(run.out / "parity.png", {"adatape": curve}, lengths, *told)]
+    return [_draw_parity(run.out / "parity.png", {"adatape": curve}, lengths, *with_progress)]
 
 
 def _heatmap(run: Finished) -> list[Path]:
@@ -220,10 +222,10 @@ def draw_demo(
     return _draw_parity(path, accuracy, lengths, symbols, pairs, weights, answer)
 
 
-def _draw_parity(path: Path, curves: Mapping[Any, Points], lengths: Sequence[int], *told: Any) -> Path:
+def _draw_parity(path: Path, curves: Mapping[Any, Points], lengths: Sequence[int], *with_progress: Any) -> Path:
     figure = Figure(figsize=(11, 7.2), layout="constrained", facecolor="white")
     grid = figure.add_gridspec(2, 3, height_ratios=(1, 1.25))
     draw_curves(figure.add_subplot(grid[0, :2]), curves)
     draw_lengths(figure.add_subplot(grid[0, 2]), lengths)
-    draw_reading(figure.add_subplot(grid[1, :]), *told)
+    draw_reading(figure.add_subplot(grid[1, :]), *with_progress)
     return save(figure, path, 130)

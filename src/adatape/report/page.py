@@ -28,7 +28,7 @@ from adatape.report.runs import (
     written,
 )
 from adatape.report.table import Table
-from adatape.train.files import whole
+from adatape.train.files import atomic_write
 from adatape.train.folder import missing_weights
 
 GENERATOR = '<meta name="generator" content="adatape report">'
@@ -55,7 +55,7 @@ def write_report(folders: Sequence[Path], out: Path = Path("runs/report.html")) 
     groups = grouped(runs)
     rows, named = rows_of(groups), {str(folder): reason for folder, reason in skipped.items()}
     out.parent.mkdir(parents=True, exist_ok=True)
-    with whole(out) as partial:
+    with atomic_write(out) as partial:
         partial.write_text(_page(groups, rows, named))
     lacking = [text for group in groups for run in group if (text := missing_weights(run.folder))]
     return ReportResult(out, len(runs), rows, named, lacking)

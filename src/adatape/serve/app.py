@@ -23,7 +23,7 @@ from adatape.serve.engine import Answer
 from adatape.serve.fair import client_of
 from adatape.serve.limits import Hosts, SafeHeaders, Token
 from adatape.serve.metrics import Counted
-from adatape.serve.served import Served, description
+from adatape.serve.served import ServedModel, description
 from adatape.serve.service import Limits, Service
 from adatape.serve.uploads import read_form
 
@@ -54,7 +54,7 @@ class App(FastAPI):
 
 
 def create_app(
-    served: Served,
+    served: ServedModel,
     *,
     device: str = "cpu",
     token: str | None = None,

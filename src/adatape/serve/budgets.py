@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from adatape.config import Budget
 from adatape.evaluate.budget import scaled_budget
-from adatape.models.adaptive import Adaptive
+from adatape.models.base import Adaptive
 from adatape.reader import TapeReader
 
 MEASURED = 8  # budgets whose latency is known; where there are more, they double

@@ -13,7 +13,7 @@ from torch import Tensor
 from adatape.config import Budget
 from adatape.evaluate.budget import apply_budget
 from adatape.evaluate.cost import cost, input_tokens, total
-from adatape.models.adaptive import Adaptive
+from adatape.models.base import Adaptive
 from adatape.models.sequence import SymbolEmbed
 from adatape.records import Output
 from adatape.serve.budgets import measured_budgets
@@ -78,7 +78,7 @@ class Engine:
     def _gflops(self, output: Output) -> list[float]:
         """The cost formula is asked once for each length; what repeats blocks is counted sample by sample."""
         if output.steps is not None:
-            return [macs / 1e9 for macs in self.model.spent_macs(output).tolist()]
+            return [macs / 1e9 for macs in self.model.actual_macs(output).tolist()]
         lengths = [0] * len(output.logits) if output.tape is None else output.tape.length.tolist()
         bank = self.model.tape_bank()
         size = 0 if bank is None else bank.size

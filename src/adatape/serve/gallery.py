@@ -21,7 +21,7 @@ from adatape.serve.batcher import Batcher
 from adatape.serve.budgets import as_dict
 from adatape.serve.engine import Answer, Engine
 from adatape.serve.pictures import seen
-from adatape.serve.served import Served
+from adatape.serve.served import ServedModel
 
 COUNTED, AT_ONCE = 500, 32
 MOST_EXAMPLES, EXAMPLES_BYTES = 100, 4_000_000
@@ -30,7 +30,7 @@ MOST_EXAMPLES, EXAMPLES_BYTES = 100, 4_000_000
 class Gallery:
     """Reads test images, and remembers what it found."""
 
-    def __init__(self, served: Served, engine: Engine, batcher: Batcher) -> None:
+    def __init__(self, served: ServedModel, engine: Engine, batcher: Batcher) -> None:
         self.served, self.engine, self.batcher = served, engine, batcher
         self._heatmaps: dict[Budget | None, bytes] = {}
         self._examples: list[bytes] | None = None

@@ -8,7 +8,7 @@ from PIL import Image, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from adatape.data.augment import centre_one
+from adatape.data.augment import center_crop_image
 from adatape.data.decode import BrokenImage, decode_opened, open_image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # Pillow knows more, some of which start other programs
@@ -46,4 +46,4 @@ def picture(upload: Image.Image, name: str, channels: int, size: int, exif_orien
 
 
 def seen(image: Image.Image, channels: int, size: int) -> Tensor:
-    return centre_one(image.convert("L" if channels == 1 else "RGB"), size)
+    return center_crop_image(image.convert("L" if channels == 1 else "RGB"), size)

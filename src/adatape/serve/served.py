@@ -17,7 +17,7 @@ from adatape.data.imageset import ImageSet
 from adatape.data.sets import open_set
 from adatape.evaluate.budget import apply_budget
 from adatape.evaluate.cost import input_tokens
-from adatape.models.adaptive import Adaptive
+from adatape.models.base import Adaptive
 from adatape.models.sequence import SymbolEmbed
 from adatape.serve.budgets import as_dict, tokens_a_step
 from adatape.train.folder import RESULT, WEIGHTS, load_config, load_finished, load_run, load_weights
@@ -29,7 +29,7 @@ PACKAGED = Path(__file__).parent / "model"
 STEM, HEAD = "vit.patch_embed.proj.weight", "vit.head.weight"
 
 
-class Served(NamedTuple):
+class ServedModel(NamedTuple):
     """A trained model and what is known about it."""
 
     name: str
@@ -58,7 +58,7 @@ class Served(NamedTuple):
         return torch.full((self.channels, data.image_size, data.image_size), 127, dtype=torch.uint8)
 
 
-def load_served(folder: Path | None, trust: bool = False) -> Served:
+def load_served(folder: Path | None, trust: bool = False) -> ServedModel:
     """The run of a folder, or the digits that come with the package; every damage is a ValueError or OSError."""
     trust, folder = trust or folder is None, folder or PACKAGED
     try:
@@ -67,7 +67,7 @@ def load_served(folder: Path | None, trust: bool = False) -> Served:
         raise ValueError(f"{folder} holds no model that can be rebuilt: {one_line(error)}") from error
 
 
-def _loaded(folder: Path, trust: bool) -> Served:
+def _loaded(folder: Path, trust: bool) -> ServedModel:
     images, missing, accuracy = None, "this model reads sequences, not images", _accuracy(folder)
     config = folder / "config.json"
     if config.is_file() and not trust:
@@ -79,7 +79,7 @@ def _loaded(folder: Path, trust: bool) -> Served:
     experiment, model = _without_data(folder) if of_images and not images else load_run(folder, trust=trust)
     names = images.names if images else [str(label) for label in range(model.num_classes)]
     kind = experiment.model.name if isinstance(experiment.model, ImageModel) else type(model).__name__
-    return Served(f"{experiment.recipe}: {kind}", experiment, model, names, accuracy, images, missing)
+    return ServedModel(f"{experiment.recipe}: {kind}", experiment, model, names, accuracy, images, missing)
 
 
 def _test_images(data: Images | Parity) -> tuple[ImageSet | None, str]:
@@ -115,7 +115,7 @@ def _accuracy(folder: Path) -> float | None:
         return None
 
 
-def description(served: Served) -> dict[str, Any]:
+def description(served: ServedModel) -> dict[str, Any]:
     """The answer of GET /v1/model."""
     model, data, known = served.model, served.experiment.data, served.model.budget_range()
     size, length = data.image_size, data.sequence_length

@@ -21,7 +21,7 @@ from adatape.serve.fair import Client, Turns
 from adatape.serve.gallery import Gallery
 from adatape.serve.metrics import Metrics
 from adatape.serve.pictures import Picture
-from adatape.serve.served import Served
+from adatape.serve.served import ServedModel
 from adatape.serve.uploads import File
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Limits:
 class Service:
     """One served model and all that its paths share."""
 
-    def __init__(self, served: Served, device: str, limits: Limits) -> None:
+    def __init__(self, served: ServedModel, device: str, limits: Limits) -> None:
         self.served, self.limits = served, limits
         self.batches = self.samples = 0
         self.engine = Engine(served.model, device, sigmoid=served.experiment.loss == "sigmoid")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from adatape.config import Budget, Experiment, to_dict
-from adatape.data.batch import Part
+from adatape.data.batch import Shard
 from adatape.data.loaders import Labelled
 from adatape.data.sets import open_set
 from adatape.evaluate.budget import (
@@ -23,9 +23,9 @@ from adatape.evaluate.budget import (
     Target,
     apply_budget,
     choose,
+    collect_rows,
     frontier,
     grid,
-    look,
     milliseconds_per_image,
     point,
     range_of,
@@ -35,12 +35,12 @@ from adatape.evaluate.budget import (
     trained_budget,
 )
 from adatape.evaluate.device import pick_device
-from adatape.evaluate.progress import SILENT, Progress, told
+from adatape.evaluate.progress import SILENT, Progress, with_progress
 from adatape.evaluate.result import Result
-from adatape.models.adaptive import Adaptive
+from adatape.models.base import Adaptive
 from adatape.train.evaluate import test_batches
 from adatape.train.folder import load_config, load_run, with_budget, write
-from adatape.train.lock import writing
+from adatape.train.lock import write_lock
 
 LARGE_BATCH = 64
 SINGLES = 8  # samples that are timed one by one
@@ -100,7 +100,7 @@ def measure_budgets(
         times = _times(model, possible, x, (1, x.shape[0]))
         points = [
             point(budget, _seen(model, budget, test_batches(experiment, None, place)), took)
-            for budget, took in told(zip(possible, times, strict=True), "budgets", len(possible), progress)
+            for budget, took in with_progress(zip(possible, times, strict=True), "budgets", len(possible), progress)
         ]
         usual = _seen(model, trained_budget(model), test_batches(experiment, None, place))
     return MeasuredBudgets(experiment, model, place, points, usual, left_out)
@@ -117,7 +117,7 @@ def store_budget(
 ) -> StoredBudget:
     """Finds the cheapest budget that meets a target on held-out data, and stores it in the run's config.json."""
     target, (experiment, model, place) = target_of(latency, gflops, accuracy), _loaded(folder, device, trust)
-    with writing(folder):
+    with write_lock(folder):
         held = _held_out(experiment, place)
         points = _searched(model, held, progress)
         chosen = choose(points, target)
@@ -134,7 +134,7 @@ def _searched(model: Adaptive, held: HeldOut, progress: Progress) -> list[Point]
     times = _times(model, settings, _first(held.chosen_on(), SINGLES), (1,))
     return [
         point(budget, _seen(model, budget, _limited(held.chosen_on())), took)
-        for budget, took in told(zip(settings, times, strict=True), "budgets", len(settings), progress)
+        for budget, took in with_progress(zip(settings, times, strict=True), "budgets", len(settings), progress)
     ]
 
 
@@ -150,7 +150,7 @@ def _held_out(experiment: Experiment, place: torch.device) -> HeldOut:
     test: Batches = lambda: test_batches(experiment, None, place)  # noqa: E731
     if valid.split == "validation":
         said = "chosen on the validation set, accuracy reported on the test set"
-        return HeldOut(lambda: valid.scored(valid.at_once, Part(), place, workers), test, said)
+        return HeldOut(lambda: valid.evaluation_batches(valid.eval_batch, Shard(), place, workers), test, said)
     said = "no validation split: chosen on every other test sample, accuracy reported on the others"
     return HeldOut(lambda: _every_other(test(), 0), lambda: _every_other(test(), 1), said)
 
@@ -205,7 +205,7 @@ def _warned_once(model: Adaptive, budgets: Sequence[Budget]) -> Iterator[None]:
 
 def _seen(model: Adaptive, budget: Budget, batches: Iterable[Labelled]) -> Rows:
     apply_budget(model, budget)
-    return look(model, batches)
+    return collect_rows(model, batches)
 
 
 def _times(model: Adaptive, budgets: Sequence[Budget], x: Tensor, sizes: Sequence[int]) -> list[dict[int, float]]:

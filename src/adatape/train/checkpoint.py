@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from adatape.config import Experiment
-from adatape.train.distributed import grouped, is_first, on_first
+from adatape.train.checkpoint_storage import DamagedCheckpoint, LoadPlanner, Reader, Writer, plain_errors
 from adatape.train.identity import check_identity, identity
-from adatape.train.stored import DamagedCheckpoint, LoadPlanner, Reader, Writer, plain_errors
+from adatape.train.parallel import is_distributed, is_rank_zero, on_rank_zero
 
 MANIFEST = "manifest.json"
 NAMED = 3  # keys named in an error message; further ones are counted
@@ -37,11 +37,11 @@ def save(
     partial = target.with_name(f".{target.name}.partial")
     tensors = _tensors(state)
     try:
-        if on_first(lambda: _begin(target, partial, facts, made_by)):
+        if on_rank_zero(lambda: _begin(target, partial, facts, made_by)):
             _write(partial, tensors)
-            on_first(lambda: _seal(partial, target, {"step": step, "facts": facts, **made_by}))
+            on_rank_zero(lambda: _seal(partial, target, {"step": step, "facts": facts, **made_by}))
     except BaseException as error:
-        if is_first():
+        if is_rank_zero():
             shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError):
             reason = error.strerror or str(error)
@@ -57,14 +57,16 @@ def load(path: Path, state: dict[str, Any], experiment: Experiment | None = None
     anything is loaded.
     """
     path = Path(path)
-    manifest = on_first(lambda: verify(path))
+    manifest = on_rank_zero(lambda: verify(path))
     if experiment is not None and "experiment" in manifest:
         check_identity(path, manifest["experiment"], experiment)
     tensors = _tensors(state)
     reader = Reader(path, manifest["files"])
     _check_fit(path, reader.read_metadata().state_dict_metadata, tensors)
     with plain_errors():
-        dcp.load(tensors, storage_reader=reader, planner=LoadPlanner(flatten_state_dict=False), no_dist=not grouped())
+        dcp.load(
+            tensors, storage_reader=reader, planner=LoadPlanner(flatten_state_dict=False), no_dist=not is_distributed()
+        )
     _put_back(state, tensors)
     return {**manifest["facts"], "step": manifest["step"]}
 
@@ -107,7 +109,7 @@ def newest_good(folder: Path, on_skip: Callable[[Path, str], None]) -> Path | No
                 return path
         return None
 
-    return on_first(look)
+    return on_rank_zero(look)
 
 
 def best(folder: Path, by: str = "accuracy") -> Path | None:
@@ -122,7 +124,7 @@ def prune(folder: Path, keep: int = 2, best_by: str | None = "accuracy", upto: i
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; it must be at least 1")
-    if not is_first():
+    if not is_rank_zero():
         return
     folder = Path(folder)
     # Sizes are checked so that a truncated checkpoint does not displace a good one; hashing each time costs too much.
@@ -131,12 +133,12 @@ def prune(folder: Path, keep: int = 2, best_by: str | None = "accuracy", upto: i
     for path in _step_folders(folder) if found else []:
         if path not in kept:
             _discard(path)
-    sweep(folder)
+    remove_leftovers(folder)
 
 
-def sweep(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Removes files of interrupted saves and removals, on the first process."""
-    for path in Path(folder).glob(".step-*") if is_first() else ():
+    for path in Path(folder).glob(".step-*") if is_rank_zero() else ():
         if path.suffix in (".partial", ".removed"):
             _remove(path)
 
@@ -158,7 +160,7 @@ def _begin(target: Path, partial: Path, facts: dict[str, Any], made_by: dict[str
 def _write(partial: Path, tensors: dict[str, Tensor]) -> None:
     planner = DefaultSavePlanner(flatten_state_dict=False)
     with plain_errors():
-        dcp.save(tensors, storage_writer=Writer(partial), planner=planner, no_dist=not grouped())
+        dcp.save(tensors, storage_writer=Writer(partial), planner=planner, no_dist=not is_distributed())
 
 
 def _seal(partial: Path, target: Path, said: dict[str, Any]) -> None:

@@ -12,34 +12,34 @@ from contextlib import contextmanager
 import torch
 
 from adatape.config import Experiment
-from adatape.data.batch import Part
+from adatape.data.batch import Shard
 from adatape.data.loaders import Labelled, fixed_chunks
 from adatape.data.sets import open_set
 from adatape.evaluate.accuracy import Score, score
-from adatape.models.adaptive import Adaptive
-from adatape.train.distributed import gathered
+from adatape.models.base import Adaptive
+from adatape.train.parallel import all_gather_rows
 
 
 def score_run(
-    experiment: Experiment, model: Adaptive, device: torch.device, part: Part | None = None, length: int | None = None
+    experiment: Experiment, model: Adaptive, device: torch.device, shard: Shard | None = None, length: int | None = None
 ) -> Score:
     """Evaluates a loaded model on the test set; each process evaluates its part of the batches."""
-    batches = _part_of_test(experiment, length, device, part or Part())
+    batches = _test_shard(experiment, length, device, shard or Shard())
     with _plain_float32():
-        return score(model.to(device), batches, costs=True, digest=True, gather=gathered)
+        return score(model.to(device), batches, costs=True, digest=True, gather=all_gather_rows)
 
 
 def test_batches(experiment: Experiment, length: int | None, device: torch.device) -> Iterator[Labelled]:
-    return _part_of_test(experiment, length, device, Part())
+    return _test_shard(experiment, length, device, Shard())
 
 
-def _part_of_test(experiment: Experiment, length: int | None, device: torch.device, part: Part) -> Iterator[Labelled]:
+def _test_shard(experiment: Experiment, length: int | None, device: torch.device, shard: Shard) -> Iterator[Labelled]:
     """A process's share of the batches of a single process, so that they do not depend on the number of processes."""
     data = experiment.data
     if length is not None:
         data = dataclasses.replace(data, length=length)  # type: ignore[arg-type]  # `load_run` refuses length for images
     test = open_set(data, "test")
-    return test.scored(test.at_once, part, device, experiment.engine.workers, fixed_chunks)
+    return test.evaluation_batches(test.eval_batch, shard, device, experiment.engine.workers, fixed_chunks)
 
 
 @contextmanager

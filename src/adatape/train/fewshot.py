@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from adatape.config import Images, Source
-from adatape.data.batch import Part
+from adatape.data.batch import Shard
 from adatape.data.sets import LabelledSet, open_set
 from adatape.evaluate.device import pick_device
 from adatape.evaluate.fewshot import FewShot, Spread, features_of, few_shot, summary
 from adatape.evaluate.result import Result
-from adatape.models.adaptive import Adaptive
+from adatape.models.base import Adaptive
 from adatape.train.folder import load_run
 
 WORKERS = 2
@@ -72,5 +72,5 @@ def _fitting(model: Adaptive, images: LabelledSet, device: torch.device) -> Iter
     channels = model.vit.in_chans
     if images.shape[0] not in (1, channels):
         raise ValueError(f"the images have {images.shape[0]} channels; the model takes {channels}")
-    for x, label in images.scored(images.at_once, Part(), device, WORKERS):
+    for x, label in images.evaluation_batches(images.eval_batch, Shard(), device, WORKERS):
         yield x.expand(-1, channels, -1, -1), label

@@ -18,11 +18,11 @@ READABLE = 0o666 & ~_umask  # the default mode of a new file
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yields a temporary path, which replaces `path` at the end if no error occurred."""
     partial = path.with_name(path.name + PARTIAL)
     try:
-        with named(path):
+        with naming_errors(path):
             partial.unlink(missing_ok=True)  # a link there would redirect the write
             yield partial
             partial.chmod(READABLE)  # safetensors creates files readable by their owner only
@@ -33,7 +33,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def named(path: Path) -> Iterator[None]:
+def naming_errors(path: Path) -> Iterator[None]:
     """Adds the path to the error of a failed write."""
     try:
         yield
@@ -42,7 +42,7 @@ def named(path: Path) -> Iterator[None]:
         raise OSError(number or errno.EIO, f"{path} could not be written: {reason or error}") from error
 
 
-def open_own(path: Path, flags: int) -> int:
+def open_no_follow(path: Path, flags: int) -> int:
     """Opens a regular file; links are not followed, and pipes, which would block, are refused."""
     handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):

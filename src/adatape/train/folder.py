@@ -17,14 +17,14 @@ import timm
 import torch
 
 import adatape
-from adatape.config import Budget, Experiment, NotNegative, Parity, Share, Whole, to_dict
+from adatape.config import Budget, CountOrZero, Experiment, NotNegative, Parity, Share, to_dict
 from adatape.evaluate.budget import apply_budget
-from adatape.models.adaptive import Adaptive
+from adatape.models.base import Adaptive
 from adatape.reader import TapeReader
-from adatape.train.files import PARTIAL, whole
-from adatape.train.half_made import absent_folders, removed_on_failure
+from adatape.train.cleanup import absent_folders, removed_on_failure
+from adatape.train.files import PARTIAL, atomic_write
 from adatape.train.identity import check_identity
-from adatape.train.lock import LOCK, writing
+from adatape.train.lock import LOCK, write_lock
 from adatape.train.task import build_for
 from adatape.train.trust import check_links, untrusted
 from adatape.train.weights import expect_stamp, read_weights
@@ -40,8 +40,8 @@ RESULT_FIGURES = {
     "length_var": NotNegative,
     "gflops": NotNegative,
     "gflops_mean": NotNegative,
-    "parameters": Whole,
-    "steps": Whole,
+    "parameters": CountOrZero,
+    "steps": CountOrZero,
     "seconds": NotNegative,
 }
 
@@ -57,7 +57,7 @@ def new_folder(
     """Creates and locks the folder of a new run; it is removed on a failure before `begun`."""
     check_free(out)
     absent = absent_folders(out)
-    with writing(out, say):
+    with write_lock(out, say):
         check_free(out)  # again under the lock
         with removed_on_failure(out, absent, unless=begun):
             prepare(out, experiment, device)
@@ -211,5 +211,5 @@ def _commit() -> str | None:
 
 
 def write(path: Path, values: dict[str, Any]) -> None:
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(json.dumps(values, indent=2) + "\n")

@@ -21,7 +21,7 @@ from adatape.evaluate.progress import SILENT, Progress
 from adatape.evaluate.result import Result, to_plain
 from adatape.train.evaluate import score_run
 from adatape.train.folder import load_config, load_run
-from adatape.train.run import Moment, Watch, plain, run
+from adatape.train.run import OnStatus, TrainStatus, plain, run
 from adatape.train.sweep import combinations, with_settings
 from adatape.train.trust import check_links, untrusted
 
@@ -77,8 +77,8 @@ def train_to_folder(
     folder = what if isinstance(what, Path) and going_on else out or _own_folder(experiment.recipe)
     if (folder / "config.json").is_file() and not trust:
         check_links(folder)
-    watch = _watch(experiment.recipe, progress)
-    result = run(experiment, folder, pick_device(device), watch, resume=going_on or resume, say=progress.message)
+    on_status = _report_to(experiment.recipe, progress)
+    result = run(experiment, folder, pick_device(device), on_status, resume=going_on or resume, say=progress.message)
     return Trained(result, folder)
 
 
@@ -138,21 +138,21 @@ def _experiment(what: Experiment | Path, settings: Sequence[str], trust: bool) -
     return experiment if trust else untrusted(experiment, [field.partition("=")[0].strip() for field in settings])
 
 
-def _watch(task: str, progress: Progress) -> Watch:
-    def watch(moment: Moment) -> None:
-        progress.update(task, moment.step, moment.steps, _now(moment))
-        if moment.score is not None:
-            epoch = "" if moment.epoch is None else f"epoch {moment.epoch:6.1f}  "
-            where = f"step {moment.step:6d}  {epoch}"
-            progress.message(f"{where}train loss {moment.loss:.4f}  validation {describe(moment.score)}")
+def _report_to(task: str, progress: Progress) -> OnStatus:
+    def on_status(status: TrainStatus) -> None:
+        progress.update(task, status.step, status.steps, _now(status))
+        if status.score is not None:
+            epoch = "" if status.epoch is None else f"epoch {status.epoch:6.1f}  "
+            where = f"step {status.step:6d}  {epoch}"
+            progress.message(f"{where}train loss {status.loss:.4f}  validation {describe(status.score)}")
 
-    return watch
+    return on_status
 
 
-def _now(moment: Moment) -> str:
-    tape = f"  tape {moment.length_mean:.1f} ± {moment.length_sd:.1f}" if moment.length_mean else ""
-    speed = f"{moment.samples_per_second:,.0f}/s"
-    return f"{speed}  loss {moment.loss:.3f}  accuracy {moment.accuracy:.1%}{tape}"
+def _now(status: TrainStatus) -> str:
+    tape = f"  tape {status.length_mean:.1f} ± {status.length_sd:.1f}" if status.length_mean else ""
+    speed = f"{status.samples_per_second:,.0f}/s"
+    return f"{speed}  loss {status.loss:.3f}  accuracy {status.accuracy:.1%}{tape}"
 
 
 def describe(score: Score) -> str:

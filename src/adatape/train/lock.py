@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from adatape.train.files import PARTIAL, named, open_own
+from adatape.train.files import PARTIAL, naming_errors, open_no_follow
 
 if sys.platform == "win32":
     LOCK_EX = LOCK_NB = 0
@@ -60,7 +60,7 @@ class Holder(NamedTuple):
 
 
 @contextmanager
-def writing(folder: Path, say: Say = print) -> Iterator[None]:
+def write_lock(folder: Path, say: Say = print) -> Iterator[None]:
     """Holds the lock on a run folder; raises FolderInUse, which names the holder, if another process has it."""
     folder.mkdir(parents=True, exist_ok=True)
     path, over = folder / LOCK, threading.Event()
@@ -79,7 +79,7 @@ def writing(folder: Path, say: Say = print) -> Iterator[None]:
 
 def _acquired(path: Path, say: Say) -> int:
     while True:
-        handle = open_own(path, os.O_RDWR | os.O_CREAT)
+        handle = open_no_follow(path, os.O_RDWR | os.O_CREAT)
         try:
             locked = _locked(handle, path)
             last = _holder(handle)
@@ -87,7 +87,7 @@ def _acquired(path: Path, say: Say) -> int:
                 _watch(path, last, say)
             if _is_at(path, handle):  # else its holder has just removed it: try again
                 if locked:
-                    with named(path):
+                    with naming_errors(path):
                         os.ftruncate(handle, 0)
                         os.pwrite(handle, _details(), 0)
                     return handle
@@ -115,9 +115,9 @@ def _put_in_place(path: Path, handle: int, say: Say) -> int:
     """Without a kernel lock, the process whose file is in place after SETTLED seconds has the lock."""
     say(f"the file system of {path.parent} has no locks; {LOCK}, touched every {BEAT:g} s, is used instead")
     mine = path.with_name(f"{LOCK}.{uuid.uuid4().hex}{PARTIAL}")
-    own = open_own(mine, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    own = open_no_follow(mine, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        with named(path):
+        with naming_errors(path):
             os.pwrite(own, _details(), 0)
             mine.replace(path)
         time.sleep(SETTLED)
@@ -145,7 +145,7 @@ def _watch(path: Path, last: Holder, say: Say) -> None:
 def _touched(path: Path) -> tuple[int, int] | None:
     """Inode and modification time; the file is reopened each time, since NFS asks its server only then."""
     try:
-        handle = open_own(path, os.O_RDONLY)
+        handle = open_no_follow(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
@@ -197,7 +197,7 @@ def _holder(handle: int) -> Holder | None:
 
 def _holder_at(path: Path) -> Holder | None:
     with contextlib.suppress(OSError):
-        handle = open_own(path, os.O_RDONLY)
+        handle = open_no_follow(path, os.O_RDONLY)
         try:
             return _holder(handle)
         finally:

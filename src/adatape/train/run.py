@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import torch
 
 from adatape.config import Experiment
-from adatape.data.workers import deaths_told
+from adatape.data.workers import advise_on_worker_death
 from adatape.evaluate.accuracy import Score
 from adatape.evaluate.cost import cost, total
-from adatape.train.checkpoint import has_identity, newest_good, sweep
-from adatape.train.distributed import agreed, joined, local_device, on_first, restarted, whole_state
+from adatape.train.checkpoint import has_identity, newest_good, remove_leftovers
 from adatape.train.evaluate import score_run
 from adatape.train.folder import (
     CHECKPOINTS,
@@ -31,19 +30,20 @@ from adatape.train.folder import (
     write,
 )
 from adatape.train.identity import identity
-from adatape.train.journal import Journal
-from adatape.train.lock import writing
-from adatape.train.loop import Stats, Trainer
+from adatape.train.lock import write_lock
+from adatape.train.logger import MetricsWriter
+from adatape.train.parallel import any_process, full_state_dict, local_device, on_rank_zero, process_group, restarted
 from adatape.train.saver import Saver
 from adatape.train.stop import Stop, Stopped
+from adatape.train.trainer import Stats, Trainer
 from adatape.train.weights import write_weights
 from adatape.validation import finite
 
 CONFIRMATIONS = 3  # evaluations in a row that must reach `stop_at`
-ASKED_EVERY = 10  # steps between checks of whether any process was asked to stop
+STOP_CHECK_EVERY = 10  # steps between checks of whether any process was asked to stop
 
 
-class Moment(NamedTuple):
+class TrainStatus(NamedTuple):
     """The progress of a run, for display; figures are means since the last logged line."""
 
     step: int
@@ -57,12 +57,12 @@ class Moment(NamedTuple):
     score: Score | None = None
 
 
-Watch = Callable[[Moment], None]
+OnStatus = Callable[[TrainStatus], None]
 Say = Callable[[str], None]
 
 
 def run(
-    experiment: Experiment, out: Path, device: str, watch: Watch, *, resume: bool = False, say: Say = print
+    experiment: Experiment, out: Path, device: str, on_status: OnStatus, *, resume: bool = False, say: Say = print
 ) -> dict[str, Any]:
     """Trains until `stop_at` or the last step, evaluates the test set once, and writes the folder.
 
@@ -70,22 +70,22 @@ def run(
     another process writes is refused.
     """
     place = local_device(device)
-    with joined(place) as part, Stop() as stop, ExitStack() as held:
+    with process_group(place) as shard, Stop() as stop, ExitStack() as stack:
         resume = (resume or restarted()) and (out / "config.json").is_file()
         if resume:
-            on_first(lambda: check_same(out, experiment))
+            on_rank_zero(lambda: check_same(out, experiment))
             if (out / RESULT).is_file():
                 return _stored_result(out, experiment, say)
-            on_first(lambda: held.enter_context(writing(out, say)))
+            on_rank_zero(lambda: stack.enter_context(write_lock(out, say)))
         begun = resume and any((out / CHECKPOINTS).glob("step-*"))
         # Built before the folder is created, so that invalid settings leave no folder.
-        trainer = Trainer(experiment, place, part, pretrained=not begun)
+        trainer = Trainer(experiment, place, shard, pretrained=not begun)
         if not resume:
             new = new_folder(out, experiment, device, say, begun=lambda: trainer.step > 0)
-            on_first(lambda: held.enter_context(new))
-        facts = go_back(trainer, out, say) if resume else {}
-        with deaths_told(f"`adatape train {out}` resumes from the newest checkpoint"):
-            return carry_out(Record(trainer, out, watch, facts, say), stop)
+            on_rank_zero(lambda: stack.enter_context(new))
+        facts = restore(trainer, out, say) if resume else {}
+        with advise_on_worker_death(f"`adatape train {out}` resumes from the newest checkpoint"):
+            return train_loop(RunLogger(trainer, out, on_status, facts, say), stop)
 
 
 def _stored_result(out: Path, experiment: Experiment, say: Say) -> dict[str, Any]:
@@ -93,51 +93,53 @@ def _stored_result(out: Path, experiment: Experiment, say: Say) -> dict[str, Any
     if lacking:
         say(lacking)
     else:
-        on_first(lambda: check_made_by(out / WEIGHTS, experiment))
+        on_rank_zero(lambda: check_made_by(out / WEIGHTS, experiment))
     return result
 
 
-def carry_out(record: Record, stop: Stop) -> dict[str, Any]:
-    trainer = record.trainer
-    steps = 0 if record.met >= CONFIRMATIONS else trainer.experiment.optimizer.steps  # `stop_at` was already met
-    with record:
+def train_loop(logger: RunLogger, stop: Stop) -> dict[str, Any]:
+    trainer = logger.trainer
+    steps = 0 if logger.met >= CONFIRMATIONS else trainer.experiment.optimizer.steps  # `stop_at` was already met
+    with logger:
         for stats in trainer.train(steps):
-            record.after(stats)
-            if record.met >= CONFIRMATIONS:
+            logger.on_step(stats)
+            if logger.met >= CONFIRMATIONS:
                 break
             if trainer.step < trainer.experiment.optimizer.steps:
-                heed(record, stop)
-    return record.conclude()
+                check_stop(logger, stop)
+    return logger.finalize()
 
 
-def heed(record: Record, stop: Stop) -> None:
+def check_stop(logger: RunLogger, stop: Stop) -> None:
     """Saves and raises Stopped if any process was asked to stop; all processes stop at the same step."""
-    trainer = record.trainer
-    if trainer.part.world > 1 and trainer.step % ASKED_EVERY:
+    trainer = logger.trainer
+    if trainer.shard.world > 1 and trainer.step % STOP_CHECK_EVERY:
         return
-    if agreed(stop.code is not None, trainer.device):
-        record.save()
-        record.saver.wait()
-        where = f"stopped at step {trainer.step} and saved; `adatape train {record.out}` resumes from there"
+    if any_process(stop.code is not None, trainer.device):
+        logger.save()
+        logger.saver.wait()
+        where = f"stopped at step {trainer.step} and saved; `adatape train {logger.out}` resumes from there"
         raise Stopped(stop.code or 143, where)
 
 
-class Record:
+class RunLogger:
     """Logs, evaluates and saves after each step of a trainer."""
 
-    def __init__(self, trainer: Trainer, out: Path, watch: Watch, facts: dict[str, Any], say: Say = print) -> None:
-        self.trainer, self.out, self.watch = trainer, out, watch
+    def __init__(
+        self, trainer: Trainer, out: Path, on_status: OnStatus, facts: dict[str, Any], say: Say = print
+    ) -> None:
+        self.trainer, self.out, self.on_status = trainer, out, on_status
         self.experiment, self.engine = trainer.experiment, trainer.experiment.engine
         self.met, self.best = facts.get("met", 0), facts.get("best", -1.0)
         self.accuracy: float | None = None  # of the current weights, if evaluated
         self.pending: list[Stats] = []
-        beside = trainer.device.type == "cuda" and trainer.part.world == 1
-        self.saver = Saver(out / CHECKPOINTS, self.experiment, beside)
-        self.journal = Journal(out, trainer.step, say) if trainer.part.rank == 0 else None
+        background = trainer.device.type == "cuda" and trainer.shard.world == 1
+        self.saver = Saver(out / CHECKPOINTS, self.experiment, background)
+        self.writer = MetricsWriter(out, trainer.step, say) if trainer.shard.rank == 0 else None
         self.began = time.perf_counter() - facts.get("seconds", 0.0)
         self.logged = time.perf_counter()
 
-    def __enter__(self) -> Record:
+    def __enter__(self) -> RunLogger:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -145,17 +147,17 @@ class Record:
             if kind is None:
                 self.saver.wait()
         finally:
-            if self.journal is not None:
-                self.journal.close()
+            if self.writer is not None:
+                self.writer.close()
 
-    def conclude(self, **facts: Any) -> dict[str, Any]:
-        return conclude(self.trainer, self.out, **{"seconds": self.seconds, **facts})
+    def finalize(self, **facts: Any) -> dict[str, Any]:
+        return finalize(self.trainer, self.out, **{"seconds": self.seconds, **facts})
 
     @property
     def seconds(self) -> float:
         return round(time.perf_counter() - self.began, 3)
 
-    def after(self, stats: Stats) -> None:
+    def on_step(self, stats: Stats) -> None:
         step, last = self.trainer.step, self.trainer.step == self.experiment.optimizer.steps
         self.pending.append(stats)
         self.accuracy, improved = None, False
@@ -163,18 +165,18 @@ class Record:
         if evaluate or step % self.engine.log_every == 0:
             self._log()
         elif self.trainer.device.type == "cpu":  # on a GPU this would synchronise at every step
-            self.watch(self._look())
+            self.on_status(self._status())
         if evaluate:
             improved = self._evaluate()
         if improved or last or step % self.engine.checkpoint_every == 0:
             self.save()
 
-    def _look(self) -> Moment:
+    def _status(self) -> TrainStatus:
         rows = torch.stack([torch.stack(list(stats)) for stats in self.pending]).double().cpu()
         self._check_moving(int(rows[-1, Stats._fields.index("skipped")]))
         mean = Stats(*rows.nanmean(0))
         took = max(1e-9, time.perf_counter() - self.logged)
-        return Moment(
+        return TrainStatus(
             step=self.trainer.step,
             steps=self.experiment.optimizer.steps,
             epoch=self.trainer.task.epoch(self.trainer.step),
@@ -194,29 +196,29 @@ class Record:
             )
 
     def _log(self) -> None:
-        moment, last = self._look(), self.pending[-1]
+        status, last = self._status(), self.pending[-1]
         self.pending, self.logged = [], time.perf_counter()
-        self.watch(moment)
-        if self.journal is not None:
+        self.on_status(status)
+        if self.writer is not None:
             figures = {
-                name: value for name, value in moment._asdict().items() if name not in ("step", "steps", "score")
+                name: value for name, value in status._asdict().items() if name not in ("step", "steps", "score")
             }
             figures |= {"gradient_norm": float(last.norm), "lr": float(self.trainer.stepper.rate)}
             figures |= unreadable(self.trainer)
-            self.journal.write("train", moment.step, **figures, seconds=self.seconds)
-        self.moment = moment
+            self.writer.write("train", status.step, **figures, seconds=self.seconds)
+        self.status = status
 
     def _evaluate(self) -> bool:
         """Evaluates on validation; returns whether it is the best so far."""
-        result, moment = self.trainer.evaluate(), self.moment
+        result, status = self.trainer.evaluate(), self.status
         limit = self.experiment.stop_at
         self.met = self.met + 1 if limit is not None and result.accuracy >= limit else 0
         improved, self.best = result.accuracy > self.best, max(self.best, result.accuracy)
         self.accuracy = result.accuracy
-        if self.journal is not None:
-            self.journal.write("validation", moment.step, epoch=moment.epoch, **plain(result), seconds=self.seconds)
-            self.journal.histogram("validation/lengths", result.lengths, moment.step)
-        self.watch(moment._replace(score=result))
+        if self.writer is not None:
+            self.writer.write("validation", status.step, epoch=status.epoch, **plain(result), seconds=self.seconds)
+            self.writer.histogram("validation/lengths", result.lengths, status.step)
+        self.on_status(status._replace(score=result))
         self.restart_clock()
         return improved
 
@@ -229,17 +231,17 @@ class Record:
         self.saver.save(self.trainer.step, self.trainer.state(), facts)
 
 
-def go_back(trainer: Trainer, out: Path, say: Say) -> dict[str, Any]:
+def restore(trainer: Trainer, out: Path, say: Say) -> dict[str, Any]:
     """Loads the newest good checkpoint and reports damaged ones; without any checkpoint, starts from step 0."""
 
     def tell(path: Path, reason: str) -> None:
-        if trainer.part.rank == 0:
+        if trainer.shard.rank == 0:
             say(f"{path.name} is damaged and was skipped: {reason}")
 
-    sweep(out / CHECKPOINTS)  # here too, since a run at its end does not save, and so does not prune, again
+    remove_leftovers(out / CHECKPOINTS)  # here too, since a run at its end does not save, and so does not prune, again
     found = newest_good(out / CHECKPOINTS, tell)
     if found is not None:
-        if trainer.part.rank == 0 and not has_identity(found):
+        if trainer.shard.rank == 0 and not has_identity(found):
             say(f"{found.name} does not store its experiment; it is assumed to be this one")
         return trainer.load(found)
     if any((out / CHECKPOINTS).glob("step-*")):
@@ -247,13 +249,13 @@ def go_back(trainer: Trainer, out: Path, say: Say) -> dict[str, Any]:
     return {}
 
 
-def conclude(trainer: Trainer, out: Path, seconds: float, **facts: Any) -> dict[str, Any]:
+def finalize(trainer: Trainer, out: Path, seconds: float, **facts: Any) -> dict[str, Any]:
     """Saves the weights, evaluates the saved weights on the test set, and writes and returns `result.json`."""
     save_weights(trainer, out)
     experiment, model = load_run(out)
     whole = total(cost(model))
     result = {
-        **plain(score_run(experiment, model, trainer.device, trainer.part)),
+        **plain(score_run(experiment, model, trainer.device, trainer.shard)),
         "steps": trainer.step,
         "seconds": seconds,
         "samples_per_second": trainer.step * trainer.experiment.optimizer.batch / max(seconds, 1e-9),
@@ -262,15 +264,15 @@ def conclude(trainer: Trainer, out: Path, seconds: float, **facts: Any) -> dict[
         **unreadable(trainer),
         **facts,
     }
-    on_first(lambda: write(out / RESULT, finite(result)))
+    on_rank_zero(lambda: write(out / RESULT, finite(result)))
     return result
 
 
 def save_weights(trainer: Trainer, out: Path) -> None:
     """Saves the averaged weights if there are any, else the current ones; every process must call it."""
     with trainer.averaged():
-        weights = whole_state(trainer.model)
-    on_first(lambda: write_weights(out / WEIGHTS, weights, identity(trainer.experiment).to_json()))
+        weights = full_state_dict(trainer.model)
+    on_rank_zero(lambda: write_weights(out / WEIGHTS, weights, identity(trainer.experiment).to_json()))
 
 
 def plain(result: Score) -> dict[str, Any]:

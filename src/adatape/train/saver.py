@@ -11,16 +11,17 @@ from torch import Tensor
 
 from adatape.config import Experiment
 from adatape.train.checkpoint import prune, save
-from adatape.train.distributed import on_first
+from adatape.train.parallel import on_rank_zero
 
 State = dict[str, dict[str, Tensor]]
 
 
 class Saver:
-    """Saves and prunes checkpoints; `beside`, in a thread, is for one process on a GPU, as it needs no collectives."""
+    """Saves and prunes checkpoints; `background`, in a thread, is for one process on a GPU, as it needs no
+    collectives."""
 
-    def __init__(self, folder: Path, experiment: Experiment, beside: bool) -> None:
-        self.folder, self.experiment, self.beside = folder, experiment, beside
+    def __init__(self, folder: Path, experiment: Experiment, background: bool) -> None:
+        self.folder, self.experiment, self.background = folder, experiment, background
         self.thread = ThreadPoolExecutor(1)
         self.work: Future[None] | None = None
         self.copied: State = {}
@@ -28,7 +29,7 @@ class Saver:
     def save(self, step: int, state: State, facts: dict[str, Any]) -> None:
         """Returns once the state may change again; raises the error of the previous save, if any."""
         self.wait()
-        if not self.beside:
+        if not self.background:
             self._write(step, state, facts)
             return
         self._copy(state)
@@ -42,7 +43,7 @@ class Saver:
 
     def _write(self, step: int, state: State, facts: dict[str, Any]) -> None:
         save(self.folder, step, state, facts, self.experiment)
-        on_first(lambda: prune(self.folder, upto=step))
+        on_rank_zero(lambda: prune(self.folder, upto=step))
 
     def _copy(self, state: State) -> None:
         """Copies into pinned memory, which is kept, since allocating it takes longer than filling it."""

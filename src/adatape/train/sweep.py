@@ -51,7 +51,7 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
     return with_fields(experiment, {name: value_of(value) for name, _, value in pairs})
 
 
-class Worded(NamedTuple):
+class ParsedRun(NamedTuple):
     """A run described by text: a system, then arguments of a recipe and fields of its experiment as name=value."""
 
     system: str
@@ -59,17 +59,17 @@ class Worded(NamedTuple):
     fields: dict[str, Any]
 
 
-def worded(recipe: Callable[..., Experiment], text: str) -> Worded:
+def parse_run(recipe: Callable[..., Experiment], text: str) -> ParsedRun:
     """Parses the text; names in the recipe's signature are its arguments, others are fields."""
     system, *words = text.split()
     values = {name: value_of(value) for name, _, value in (word.partition("=") for word in words)}
     taken = inspect.signature(recipe).parameters
     keywords = {name: value for name, value in values.items() if name in taken}
-    return Worded(system, keywords, {name: value for name, value in values.items() if name not in taken})
+    return ParsedRun(system, keywords, {name: value for name, value in values.items() if name not in taken})
 
 
 def experiment_of(recipe: Callable[..., Experiment], text: str, **given: Any) -> Experiment:
-    system, keywords, fields = worded(recipe, text)
+    system, keywords, fields = parse_run(recipe, text)
     return with_fields(recipe(system=system, **given, **keywords), fields)
 
 

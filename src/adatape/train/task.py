@@ -13,13 +13,13 @@ from torch import nn
 
 import adatape.models  # noqa: F401  registers the models
 from adatape.config import Experiment, ImageModel, SequenceModel
-from adatape.data.batch import Batch, Part
+from adatape.data.batch import Batch, Shard
 from adatape.data.imageset import Tally
 from adatape.data.loaders import Labelled
 from adatape.data.sets import LabelledSet, open_set
-from adatape.models.adaptive import Adaptive
-from adatape.models.construct import construct
-from adatape.models.making import wrap
+from adatape.models.base import Adaptive
+from adatape.models.build import wrap
+from adatape.models.checked_build import build_checked
 from adatape.models.options import check_options, check_wrap
 from adatape.models.plain import Plain
 from adatape.models.sequence import build_sequence_model
@@ -37,18 +37,18 @@ class Task(NamedTuple):
     tally: Tally | None = None  # counts of unreadable images
 
 
-def task_of(experiment: Experiment, part: Part, device: torch.device) -> Task:
+def task_of(experiment: Experiment, shard: Shard, device: torch.device) -> Task:
     data, workers = experiment.data, experiment.engine.workers
     train, validation, test = (open_set(data, split) for split in ("train", "validation", "test"))
     _check_pair(experiment, test)
     for each in (validation, test):
         each.check_exists()
-    loader = train.training(experiment.optimizer.batch, experiment.seed, part, device, workers)
+    loader = train.training_loader(experiment.optimizer.batch, experiment.seed, shard, device, workers)
     return Task(
         build=partial(_build, experiment, test),
         batches=loader.batches,
-        validation=lambda: validation.scored(validation.validated_at_once, part, device, workers),
-        test=lambda: test.scored(test.validated_at_once, part, device, workers),
+        validation=lambda: validation.evaluation_batches(validation.validation_batch, shard, device, workers),
+        test=lambda: test.evaluation_batches(test.validation_batch, shard, device, workers),
         epoch=loader.epoch,
         tally=loader.tally,
     )
@@ -96,12 +96,12 @@ def build_image_model(model: ImageModel, size: int, channels: int, classes: int,
         if model.pretrained != "hub":
             given["pretrained_cfg_overlay"] = {"state_dict": read_weights(Path(model.pretrained)), "custom_load": False}
     named = partial(timm.create_model, model.name)
-    built = construct(named, model.name, model.options, "model.options", **given)
+    built = build_checked(named, model.name, model.options, "model.options", **given)
     if large:
-        return construct(partial(wrap, built, image=(size, size)), "adatape.wrap", model.wrap or {}, "model.wrap")
+        return build_checked(partial(wrap, built, image=(size, size)), "adatape.wrap", model.wrap or {}, "model.wrap")
     _check_fits(built, size)
     if model.wrap is not None:
-        built = construct(partial(wrap, built), "adatape.wrap", model.wrap, "model.wrap")
+        built = build_checked(partial(wrap, built), "adatape.wrap", model.wrap, "model.wrap")
     elif not isinstance(built, Adaptive):
         built = Plain(built)
     if model.trains == "tape":

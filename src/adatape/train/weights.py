@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from adatape.train.files import whole
+from adatape.train.files import atomic_write
 
 STAMP = "adatape"  # the only metadata key of a run, since safetensors writes several in no fixed order
 FORMAT = "format"  # metadata key of other programs, and of a release
@@ -25,7 +25,7 @@ def write_weights(path: Path, weights: dict[str, Tensor], experiment: dict[str, 
     """Writes weights and their stamp; `experiment` is the identity of the experiment that made them."""
     path.parent.mkdir(exist_ok=True)
     kept = {name: value.contiguous() for name, value in weights.items()}
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         save_file(kept, partial, metadata=stamp(kept, experiment))
 
 

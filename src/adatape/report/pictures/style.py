@@ -13,7 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from adatape.train.files import whole
+from adatape.train.files import atomic_write
 
 INK, FAINT, ALERT = "#30343B", "#8B9099", "#C8382E"
 GREEN, PURPLE, ORANGE, BLUE = "#1B7F5C", "#8A5FBF", "#F2A93B", "#4C78A8"
@@ -47,7 +47,7 @@ def picture(path: Path, height: float, pads: tuple[float, float] = (0.12, 0.10))
 
 def save(figure: Figure, path: Path, dpi: int) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         figure.savefig(partial, dpi=dpi, format="png")
     return path
 

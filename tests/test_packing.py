@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from test_retrofit import VITS, pretrained, wrapped
+from test_wrap import VITS, pretrained, wrapped
 from timm.layers import Attention
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import adatape.models  # noqa: F401  registers the models
-from adatape import ragged
-from adatape.layout import everything, key_mask, pack, packing, tape_rows, unpack
+from adatape import ragged_attention
 from adatape.models import AdaTape
 from adatape.models.execution import buckets
-from adatape.ragged import Packed, Ragged, Tail, aligned_bias
+from adatape.packing import full_packing, key_mask, make_packing, pack, tape_rows, unpack
+from adatape.ragged_attention import PackedMask, PaddingMask, RaggedMask, aligned_bias
 
 SMALL = {"img_size": 32, "depth": 3, "num_classes": 5, "patch_size": 8, "bank_patch": 4, "bank_size": 80}
 VARIANTS = [(bank, ffn) for bank in ("input", "learn") for ffn in ("none", "append", "blocks", "append+blocks")]
@@ -47,11 +47,11 @@ def in_layouts(model: AdaTape, ask: Callable[[], object]) -> dict[str, object]:
     return answers
 
 
-def one_by_one(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Tensor:
+def one_by_one(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
     """Reference for varlen attention on (n, h, d): one sequence at a time."""
-    assert bounds.dtype == torch.int32
-    assert bounds.diff().max() <= longest
-    sizes = bounds.diff().tolist()
+    assert cu_seqlens.dtype == torch.int32
+    assert cu_seqlens.diff().max() <= longest
+    sizes = cu_seqlens.diff().tolist()
     parts = zip(*(x.transpose(0, 1).split(sizes, 1) for x in (q, k, v)), strict=True)
     return torch.cat(
         [F.scaled_dot_product_attention(*part) if part[0].shape[1] else part[0] for part in parts], 1
@@ -63,12 +63,12 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
     """Replaces the varlen kernel on a CPU; returns the bounds that it was called with."""
     called: list[Tensor] = []
 
-    def counted(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Tensor:
-        called.append(bounds)
-        return one_by_one(q, k, v, bounds, longest)
+    def counted(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+        called.append(cu_seqlens)
+        return one_by_one(q, k, v, cu_seqlens, longest)
 
-    monkeypatch.setattr(ragged, "has_fast_path", lambda _q, _v: True)
-    monkeypatch.setattr(ragged, "varlen", counted)
+    monkeypatch.setattr(ragged_attention, "has_fast_path", lambda _q, _v: True)
+    monkeypatch.setattr(ragged_attention, "varlen", counted)
     return called
 
 
@@ -83,7 +83,7 @@ def visible_of(lengths: list[int], extra: int = 0) -> Tensor:
     return torch.arange(max(lengths) + extra) < torch.tensor(lengths)[:, None]
 
 
-def with_gradients(q: Tensor, k: Tensor, v: Tensor, mask: Ragged | Tensor, seen: Tensor) -> list[Tensor]:
+def with_gradients(q: Tensor, k: Tensor, v: Tensor, mask: RaggedMask | Tensor, seen: Tensor) -> list[Tensor]:
     """Attention and its gradients, for visible rows only."""
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     rows = out.transpose(1, 2)[seen]
@@ -100,11 +100,11 @@ def test_tail_attention_is_masked_attention_with_its_gradients(lengths: list[int
     visible = visible_of(lengths, extra)
     q, k, v = heads(*visible.shape)
     expected = with_gradients(q, k, v, key_mask(visible), visible)
-    assert_same(with_gradients(q, k, v, Tail(visible), visible), expected)
+    assert_same(with_gradients(q, k, v, PaddingMask(visible), visible), expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged, "has_fast_path", lambda _q, _v: True)
-        patch.setattr(ragged, "varlen", one_by_one)
-        assert_same(with_gradients(q, k, v, Tail(visible), visible), expected)
+        patch.setattr(ragged_attention, "has_fast_path", lambda _q, _v: True)
+        patch.setattr(ragged_attention, "varlen", one_by_one)
+        assert_same(with_gradients(q, k, v, PaddingMask(visible), visible), expected)
 
 
 @given(lengths=BATCHES, seed=st.integers(0, 99))
@@ -114,31 +114,31 @@ def test_packed_attention_is_masked_attention_with_its_gradients(lengths: list[i
     keep = (torch.rand(len(lengths), max(lengths), generator=draw) < 0.6) & visible_of(lengths)
     if not keep.any():
         return
-    held = packing(keep)
+    held = make_packing(keep)
     total = int(keep.sum())
     q, k, v = heads(1, total, seed)
     whole = torch.ones(1, total, dtype=torch.bool)
-    expected = with_gradients(q, k, v, Packed(held).mask(), whole)
-    one = one_by_one(*(x.detach()[0].transpose(0, 1) for x in (q, k, v)), held.bounds, held.longest)
+    expected = with_gradients(q, k, v, PackedMask(held).mask(), whole)
+    one = one_by_one(*(x.detach()[0].transpose(0, 1) for x in (q, k, v)), held.cu_seqlens, held.max_seqlen)
     torch.testing.assert_close(expected[0], one, rtol=1e-10, atol=1e-10)
-    assert_same(with_gradients(q, k, v, Packed(held), whole), expected)
+    assert_same(with_gradients(q, k, v, PackedMask(held), whole), expected)
     with pytest.MonkeyPatch.context() as patch:  # a compiled block cannot go through sequences one by one
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
-        assert_same(with_gradients(q, k, v, Packed(held), whole), expected)
+        assert_same(with_gradients(q, k, v, PackedMask(held), whole), expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged, "has_fast_path", lambda _q, _v: True)
-        patch.setattr(ragged, "varlen", one_by_one)
-        assert_same(with_gradients(q, k, v, Packed(held), whole), expected)
+        patch.setattr(ragged_attention, "has_fast_path", lambda _q, _v: True)
+        patch.setattr(ragged_attention, "varlen", one_by_one)
+        assert_same(with_gradients(q, k, v, PackedMask(held), whole), expected)
 
 
 @pytest.mark.parametrize("half", [True, False])
 def test_what_hidden_rows_hold_changes_nothing(half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are hidden by a bias, as in half precision on a GPU, or by a mask."""
-    monkeypatch.setattr(ragged, "has_fast_path", lambda _q, _v: half)
+    monkeypatch.setattr(ragged_attention, "has_fast_path", lambda _q, _v: half)
     visible = visible_of([3, 6, 1], extra=2)
     q, k, v = (x.detach() for x in heads(3, 8))
     huge = [torch.where(visible[:, None, :, None], x, 1e30 * torch.randn_like(x)) for x in (q, k, v)]
-    ours, theirs = (F.scaled_dot_product_attention(*x, attn_mask=Tail(visible)) for x in ((q, k, v), huge))
+    ours, theirs = (F.scaled_dot_product_attention(*x, attn_mask=PaddingMask(visible)) for x in ((q, k, v), huge))
     assert torch.equal(ours.transpose(1, 2)[visible], theirs.transpose(1, 2)[visible])
     assert theirs.isfinite().all()
 
@@ -156,9 +156,9 @@ def test_a_bias_hides_what_is_hidden_and_each_sample_s_begins_at_a_multiple_of_e
 def test_nothing_is_copied_on_the_way_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = heads(1, 10)
     given_to_kernel: list[Tensor] = []
-    monkeypatch.setattr(ragged, "has_fast_path", lambda _q, _v: True)
-    monkeypatch.setattr(ragged, "varlen", lambda *x: given_to_kernel.extend(x[:3]) or x[0])
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=Packed(packing(visible_of([3, 6, 1]))))
+    monkeypatch.setattr(ragged_attention, "has_fast_path", lambda _q, _v: True)
+    monkeypatch.setattr(ragged_attention, "varlen", lambda *x: given_to_kernel.extend(x[:3]) or x[0])
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=PackedMask(make_packing(visible_of([3, 6, 1]))))
     assert [x.data_ptr() for x in given_to_kernel] == [x.data_ptr() for x in (q, k, v)]
     assert torch.equal(out, q)
 
@@ -168,7 +168,7 @@ def test_what_the_kernel_cannot_do_is_done_with_a_mask(kernel: list[Tensor], opt
     visible = visible_of([3, 6, 1])
     q, k, v = heads(3, 6)
     torch.manual_seed(0)
-    ours = F.scaled_dot_product_attention(q, k, v, attn_mask=Tail(visible), **options)
+    ours = F.scaled_dot_product_attention(q, k, v, attn_mask=PaddingMask(visible), **options)
     torch.manual_seed(0)
     assert torch.equal(ours, F.scaled_dot_product_attention(q, k, v, attn_mask=key_mask(visible), **options))
     assert not kernel
@@ -177,8 +177,8 @@ def test_what_the_kernel_cannot_do_is_done_with_a_mask(kernel: list[Tensor], opt
 def test_attention_that_is_not_fused_sees_a_mask() -> None:
     attention = Attention(8, num_heads=2).eval()
     visible = visible_of([3, 6, 1])
-    held = packing(visible)
-    for x, mask in ((torch.randn(3, 6, 8), Tail(visible)), (torch.randn(1, 10, 8), Packed(held))):
+    held = make_packing(visible)
+    for x, mask in ((torch.randn(3, 6, 8), PaddingMask(visible)), (torch.randn(1, 10, 8), PackedMask(held))):
         answers = []
         for fused in (True, False):
             attention.fused_attn = fused
@@ -190,35 +190,35 @@ def test_attention_that_is_not_fused_sees_a_mask() -> None:
 def test_packing_keeps_order_and_unpacking_undoes_it() -> None:
     tokens, keep = torch.randn(5, 6, 3), torch.rand(5, 6) < 0.5
     keep[3], keep[0, 0] = False, True
-    held = packing(keep)
+    held = make_packing(keep)
     packed = pack(tokens, held)
     assert torch.equal(packed[0], tokens[keep])
-    assert held.bounds.diff().tolist() == keep.sum(1)[keep.any(1)].tolist()
-    assert held.longest == keep.sum(1).max()
+    assert held.cu_seqlens.diff().tolist() == keep.sum(1)[keep.any(1)].tolist()
+    assert held.max_seqlen == keep.sum(1).max()
     assert torch.equal(unpack(packed, held, (5, 6)), tokens * keep[..., None])
-    nothing = packing(torch.zeros_like(keep))
+    nothing = make_packing(torch.zeros_like(keep))
     assert pack(tokens, nothing).numel() == 0
     assert not unpack(pack(tokens, nothing), nothing, (5, 6)).any()
 
 
 def test_samples_that_keep_as_many_rows_stay_a_batch() -> None:
     keep = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 0]]).bool()
-    tokens, held = torch.randn(3, 4, 2), packing(keep)
-    assert held.even
+    tokens, held = torch.randn(3, 4, 2), make_packing(keep)
+    assert held.is_uniform
     assert torch.equal(pack(tokens, held), torch.stack([tokens[0, [0, 2]], tokens[2, [1, 2]]]))
-    assert pack(tokens[:1], packing(keep[:1])).shape == (1, 2, 2)
-    assert not packing(visible_of([2, 4])).even
+    assert pack(tokens[:1], make_packing(keep[:1])).shape == (1, 2, 2)
+    assert not make_packing(visible_of([2, 4])).is_uniform
 
 
 def test_everything_is_the_packing_of_what_keeps_everything() -> None:
-    ours, theirs = everything(torch.zeros(3, 4).bool()), packing(torch.ones(3, 4).bool())
+    ours, theirs = full_packing(torch.zeros(3, 4).bool()), make_packing(torch.ones(3, 4).bool())
     for mine, other in zip(ours, theirs, strict=True):
         assert torch.equal(torch.as_tensor(mine), torch.as_tensor(other))
 
 
 def test_rows_of_a_packed_batch_are_inputs_or_tape() -> None:
     visible = visible_of([3, 5, 4])
-    rows = tape_rows(packing(visible), (3, 5), 3)
+    rows = tape_rows(make_packing(visible), (3, 5), 3)
     assert rows.inputs.tolist() == [0, 1, 2, 3, 4, 5, 8, 9, 10]
     assert rows.tape.tolist() == [6, 7, 11]
 
@@ -362,16 +362,16 @@ def masks_of(model: AdaTape) -> list[object]:
 
 
 def test_where_every_tape_is_full_attention_has_no_mask() -> None:
-    assert all(isinstance(mask, Tail) for mask in masks_of(small()))
+    assert all(isinstance(mask, PaddingMask) for mask in masks_of(small()))
     full = small(threshold=5.5)
     expected = full(images(), output=True)
     assert (expected.tape.length == 6).all()
     assert masks_of(full) == [None, None]
     just_not = small(threshold=5.0)
-    assert all(isinstance(mask, Tail) for mask in masks_of(just_not))
+    assert all(isinstance(mask, PaddingMask) for mask in masks_of(just_not))
     torch.testing.assert_close(just_not(images()), expected.logits, rtol=1e-5, atol=1e-5)
     sampled = small(threshold=5.5, sample_budgets=True).train()
-    assert all(isinstance(mask, Tail) for mask in masks_of(sampled))
+    assert all(isinstance(mask, PaddingMask) for mask in masks_of(sampled))
 
 
 def test_training_and_gates_stay_padded() -> None:

@@ -13,13 +13,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from adatape.graph import exporting
-from adatape.layout import Packing, key_mask
+from adatape.cuda_graphs import is_exporting
+from adatape.packing import Packing, key_mask
 
 HALF = (torch.float16, torch.bfloat16)
 
 
-class Ragged(ABC):
+class RaggedMask(ABC):
     """An `attn_mask` that intercepts `scaled_dot_product_attention`, as PyTorch's `CausalBias` does.
 
     Non-fused attention sees it as the boolean mask that it represents.
@@ -32,11 +32,11 @@ class Ragged(ABC):
         """The boolean mask, True where a query attends to a key."""
 
     @abstractmethod
-    def fast(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention within each sequence by the fastest GPU kernel, in half precision."""
 
     @abstractmethod
-    def masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    def attend_masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Attention within each sequence on any device, in any dtype and with any options."""
 
     @classmethod
@@ -45,13 +45,13 @@ class Ragged(ABC):
     ) -> Any:
         if function is F.scaled_dot_product_attention:
             return _attend(*args, **(kwargs or {}))
-        return function(*(each.mask() if isinstance(each, Ragged) else each for each in args), **(kwargs or {}))
+        return function(*(each.mask() if isinstance(each, RaggedMask) else each for each in args), **(kwargs or {}))
 
     def __invert__(self) -> Bool[Tensor, "..."]:
         return ~self.mask()
 
 
-class Tail(Ragged):
+class PaddingMask(RaggedMask):
     """A padded batch in which only the tail of each sequence is hidden.
 
     Shapes do not depend on the data, so a GPU is not synchronised. cuDNN's kernel is the fastest that accepts a bias,
@@ -64,48 +64,48 @@ class Tail(Ragged):
     def mask(self) -> Bool[Tensor, "b 1 1 n"]:
         return key_mask(self.visible)
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=aligned_bias(self.visible, q.dtype))
 
-    def masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    def attend_masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask(), **options)
 
 
-class Packed(Ragged):
+class PackedMask(RaggedMask):
     """Sequences of different lengths, concatenated into one row."""
 
     def __init__(self, packing: Packing) -> None:
-        self.bounds, self.total, self.longest = packing.bounds, packing.kept.shape[0], packing.longest
+        self.cu_seqlens, self.total, self.max_seqlen = packing.cu_seqlens, packing.indices.shape[0], packing.max_seqlen
 
     def mask(self) -> Bool[Tensor, "1 1 n n"]:
         """The block-diagonal mask, quadratic in the number of tokens of the batch."""
-        sample = self._places() // self.longest
+        sample = self._padded_indices() // self.max_seqlen
         return (sample[:, None] == sample)[None, None]
 
-    def fast(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _unflat(varlen(_flat(q), _flat(k), _flat(v), self.bounds, self.longest), 1)
+    def attend_fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _unflat(varlen(_flat(q), _flat(k), _flat(v), self.cu_seqlens, self.max_seqlen), 1)
 
-    def masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    def attend_masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """On a CPU one sequence after the other; elsewhere each sequence padded to the longest, and unpadded again."""
         if q.is_cpu and not torch.compiler.is_compiling():
-            parts = zip(*(x.split(self.bounds.diff().tolist(), 2) for x in (q, k, v)), strict=True)
+            parts = zip(*(x.split(self.cu_seqlens.diff().tolist(), 2) for x in (q, k, v)), strict=True)
             return torch.cat([F.scaled_dot_product_attention(*part, **options) for part in parts], 2)
-        places, lengths = self._places(), self.bounds.diff()
-        q, k, v = (_pad(x, places, lengths.shape[0], self.longest) for x in (q, k, v))
-        visible = torch.arange(self.longest, device=lengths.device) < lengths[:, None]
+        places, lengths = self._padded_indices(), self.cu_seqlens.diff()
+        q, k, v = (_pad(x, places, lengths.shape[0], self.max_seqlen) for x in (q, k, v))
+        visible = torch.arange(self.max_seqlen, device=lengths.device) < lengths[:, None]
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=key_mask(visible), **options)
         return _unflat(_flat(attended).index_select(0, places), 1)
 
-    def _places(self) -> Int[Tensor, "n"]:
+    def _padded_indices(self) -> Int[Tensor, "n"]:
         """The index of each row once every sequence is padded to the longest."""
-        row = torch.arange(self.total, device=self.bounds.device)
-        sample = torch.bucketize(row, self.bounds[1:], right=True)
-        return sample * self.longest + row - self.bounds[sample]
+        row = torch.arange(self.total, device=self.cu_seqlens.device)
+        sample = torch.bucketize(row, self.cu_seqlens[1:], right=True)
+        return sample * self.max_seqlen + row - self.cu_seqlens[sample]
 
 
-def hide_tail(visible: Bool[Tensor, "b n"]) -> Tail | Bool[Tensor, "b 1 1 n"]:
-    """The `attn_mask` of a padded batch: `Tail`, or a plain boolean mask in an exported graph."""
-    return key_mask(visible) if exporting() else Tail(visible)
+def padding_mask(visible: Bool[Tensor, "b n"]) -> PaddingMask | Bool[Tensor, "b 1 1 n"]:
+    """The `attn_mask` of a padded batch: `PaddingMask`, or a plain boolean mask in an exported graph."""
+    return key_mask(visible) if is_exporting() else PaddingMask(visible)
 
 
 def aligned_bias(visible: Bool[Tensor, "b n"], dtype: torch.dtype) -> Float[Tensor, "b 1 1 n"]:
@@ -121,11 +121,11 @@ def varlen(
     q: Float[Tensor, "n h d"],
     k: Float[Tensor, "n h d"],
     v: Float[Tensor, "n h d"],
-    bounds: Int[Tensor, "edges"],
-    longest: int,
+    cu_seqlens: Int[Tensor, "edges"],
+    max_seqlen: int,
 ) -> Float[Tensor, "n h d"]:
-    """Attention within each of several concatenated sequences; `bounds` are their cumulative lengths."""
-    attended = varlen_attn(q, k, v, bounds, bounds, longest, longest)
+    """Attention within each of several concatenated sequences; `cu_seqlens` are their cumulative lengths."""
+    attended = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     assert isinstance(attended, Tensor)  # a tuple only with return_aux
     return attended
 
@@ -142,10 +142,10 @@ def _has_flash(device: int) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Ragged, **options: Any) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: RaggedMask, **options: Any) -> Tensor:
     if any(options.values()) or not has_fast_path(q, v):  # the kernels take no dropout or scale
-        return attn_mask.masked(q, k, v, **options)
-    return attn_mask.fast(q.to(v.dtype), k.to(v.dtype), v)  # autocast leaves normed queries and keys in float32
+        return attn_mask.attend_masked(q, k, v, **options)
+    return attn_mask.attend_fused(q.to(v.dtype), k.to(v.dtype), v)  # autocast leaves normed queries and keys in float32
 
 
 def _flat(x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b*n h d"]:
@@ -157,6 +157,8 @@ def _unflat(x: Float[Tensor, "m h d"], b: int) -> Float[Tensor, "b h n d"]:
     return x.unflatten(0, (b, -1)).transpose(1, 2)
 
 
-def _pad(x: Float[Tensor, "1 h n d"], places: Int[Tensor, "n"], samples: int, longest: int) -> Float[Tensor, "s h m d"]:
+def _pad(
+    x: Float[Tensor, "1 h n d"], places: Int[Tensor, "n"], samples: int, max_seqlen: int
+) -> Float[Tensor, "s h m d"]:
     flat = _flat(x)
-    return _unflat(flat.new_zeros(samples * longest, *flat.shape[1:]).index_copy(0, places, flat), samples)
+    return _unflat(flat.new_zeros(samples * max_seqlen, *flat.shape[1:]).index_copy(0, places, flat), samples)

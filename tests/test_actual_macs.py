@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from adatape.evaluate.cost import cost, total
-from adatape.evaluate.spent import typical_gflops
+from adatape.evaluate.typical_cost import typical_gflops
 from adatape.models import AViT
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2, "num_classes": 4}
@@ -36,7 +36,7 @@ def images(n: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_no_sample_costs_more_than_the_bound(name: str) -> None:
     model = build(name)
-    spent, bound = model.spent_macs(model(images(24), output=True)), total(cost(model)).macs
+    spent, bound = model.actual_macs(model(images(24), output=True)), total(cost(model)).macs
     assert spent.shape == (24,)
     assert (spent <= bound).all()
     if name.startswith(("adatape", "ut", "u2t", "uvit", "avit", "ponder")):
@@ -50,7 +50,7 @@ def test_a_tapes_cost_follows_its_length() -> None:
     model = build("adatape_tiny_patch16_224")
     output = model(images(24), output=True)
     assert output.tape.length.unique().numel() > 1
-    for length, macs in zip(output.tape.length.tolist(), model.spent_macs(output).tolist(), strict=True):
+    for length, macs in zip(output.tape.length.tolist(), model.actual_macs(output).tolist(), strict=True):
         assert macs == total(cost(model, length)).macs
 
 
@@ -66,7 +66,7 @@ def test_the_counter_agrees_with_what_a_lone_sample_spends() -> None:
         for x in images(4).split(1):
             with FlopCounterMode(display=False) as counter:
                 output = model(x, output=True)
-            assert counter.get_total_flops() // 2 == model.spent_macs(output).item(), name
+            assert counter.get_total_flops() // 2 == model.actual_macs(output).item(), name
 
 
 def test_typical_is_between_nothing_and_the_bound() -> None:

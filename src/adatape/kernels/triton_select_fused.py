@@ -8,22 +8,22 @@ The arithmetic is that of `triton_find`.
 import triton
 import triton.language as tl
 
-from adatape.kernels.triton_find import NOTHING, _best_of, _place, _ranked, _score
+from adatape.kernels.triton_select import NOTHING, _best_of, _place, _ranked, _score
 
 
 @triton.jit
-def _meet(arrived, everyone):
+def _barrier(arrived, expected):
     """A barrier over the programs of a row; stores made before it are visible after it."""
     tl.debug_barrier()
     tl.atomic_add(arrived, 1, sem="release", scope="gpu")
     seen = tl.atomic_add(arrived, 0, sem="acquire", scope="gpu")
-    while seen < everyone:
+    while seen < expected:
         seen = tl.atomic_add(arrived, 0, sem="acquire", scope="gpu")
     tl.debug_barrier()
 
 
 @triton.jit(do_not_specialize=["tiles", "steps"])
-def find_at_once(
+def select_fused_kernel(
     query,  # (b, h) float32
     keys,  # (c, h) or (b, c, h) float32
     taken,  # (b, c) uint8, where HIDES
@@ -60,7 +60,7 @@ def find_at_once(
         hidden = tl.load(taken + row * size + token, mask=there, other=0).to(tl.int32)
     q = tl.load(query + row * width + column, mask=within, other=0.0).to(tl.float64)
     halting = tl.sum(tl.zeros((SLOTS,), tl.float64), 0)
-    everyone = 0
+    expected = 0
     for step in range(steps):
         out = (row * steps + step) * MERGE + slot
         if halting < threshold:  # line 2
@@ -70,8 +70,8 @@ def find_at_once(
             found = _best_of(tl.full((SLOTS,), NOTHING, tl.int64), rank, slot, MERGE)
             row_best = best + ((step % 2) * rows + row) * tiles * SLOTS
             tl.store(row_best + tile * SLOTS + slot, found)
-            everyone += tiles
-            _meet(arrived + row, everyone)
+            expected += tiles
+            _barrier(arrived + row, expected)
             other = tl.arange(0, CHUNK)
             rank = tl.load(row_best + other, mask=other < tiles * SLOTS, other=NOTHING, cache_modifier=".cg")
             found = _best_of(tl.full((SLOTS,), NOTHING, tl.int64), rank, slot, MERGE)  # line 5

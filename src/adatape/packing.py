@@ -13,7 +13,7 @@ from torch import Tensor
 from adatape.records import Tape
 
 
-def append(
+def append_tape(
     tokens: Float[Tensor, "b n d"], tape: Float[Tensor, "b t d"], mask: Bool[Tensor, "b t"]
 ) -> tuple[Float[Tensor, "b m d"], Bool[Tensor, "b m"]]:
     """Concatenates input tokens, all visible, and the tape, with the mask of both."""
@@ -26,7 +26,7 @@ def key_mask(visible: Bool[Tensor, "b m"]) -> Bool[Tensor, "b 1 1 m"]:
     return visible[:, None, None, :]
 
 
-def hide_beyond(tape: Tape, budget: Int[Tensor, "b"]) -> Tape:
+def truncate_tape(tape: Tape, budget: Int[Tensor, "b"]) -> Tape:
     """Hides each sample's tape tokens beyond its `budget`; ponder is unchanged."""
     hidden = ~tape.mask | (torch.arange(tape.mask.shape[1], device=budget.device) >= budget[:, None])
     return Tape(
@@ -60,65 +60,67 @@ def fill_hidden(tokens: Float[Tensor, "b m d"], visible: Bool[Tensor, "b m"], st
 class Packing(NamedTuple):
     """The rows of a batch that are kept, concatenated sample after sample; samples that keep none are left out."""
 
-    kept: Tensor  # (n,) int64, their indices in the flattened batch
-    bounds: Tensor  # (s + 1,) int32, cumulative sequence lengths
-    longest: int
+    indices: Tensor  # (n,) int64, their indices in the flattened batch
+    cu_seqlens: Tensor  # (s + 1,) int32, cumulative sequence lengths
+    max_seqlen: int
 
     @property
     def shape(self) -> tuple[int, int]:
         """(samples, rows) where all samples keep equally many, since plain attention is faster; else (1, all rows)."""
-        samples, rows = self.bounds.shape[0] - 1, self.kept.shape[0]
-        return (samples, self.longest) if samples * self.longest == rows else (1, rows)
+        samples, rows = self.cu_seqlens.shape[0] - 1, self.indices.shape[0]
+        return (samples, self.max_seqlen) if samples * self.max_seqlen == rows else (1, rows)
 
     @property
-    def even(self) -> bool:
-        return self.shape[1] == self.longest
+    def is_uniform(self) -> bool:
+        return self.shape[1] == self.max_seqlen
 
 
-class Asked(NamedTuple):
+class PendingPacking(NamedTuple):
     """A Packing whose kernels are launched, but whose sizes have not been copied from the GPU yet."""
 
-    kept: Tensor  # (b·n,) int64, padded with zeros after the kept indices
-    bounds: Tensor  # (b + 1,) int32, padded likewise
+    indices: Tensor  # (b·n,) int64, padded with zeros after the kept indices
+    cu_seqlens: Tensor  # (b + 1,) int32, padded likewise
     sizes: Tensor  # (3,) int64: rows kept, samples that keep any, longest sample
 
-    def heard(self) -> Packing:
-        rows, samples, longest = self.sizes.tolist()
-        return Packing(self.kept[:rows], self.bounds[: samples + 1], longest)
+    def sync(self) -> Packing:
+        rows, samples, max_seqlen = self.sizes.tolist()
+        return Packing(self.indices[:rows], self.cu_seqlens[: samples + 1], max_seqlen)
 
 
-def ask(keep: Bool[Tensor, "b n"]) -> Asked:
-    """Starts a packing. Launch other work before `heard`, which waits for the GPU."""
+def launch_packing(keep: Bool[Tensor, "b n"]) -> PendingPacking:
+    """Starts a packing. Launch other work before `sync`, which waits for the GPU."""
     count = keep.sum(1)
-    bounds = F.pad(count.index_select(0, places(count > 0)).cumsum(0), (1, 0)).int()
-    return Asked(places(keep.flatten()), bounds, torch.stack([count.sum(), (count > 0).sum(), count.max()]))
+    cu_seqlens = F.pad(count.index_select(0, nonzero_padded(count > 0)).cumsum(0), (1, 0)).int()
+    return PendingPacking(
+        nonzero_padded(keep.flatten()), cu_seqlens, torch.stack([count.sum(), (count > 0).sum(), count.max()])
+    )
 
 
-def packing(keep: Bool[Tensor, "b n"]) -> Packing:
+def make_packing(keep: Bool[Tensor, "b n"]) -> Packing:
     """The Packing of the rows where `keep` is True; its shapes depend on the data, so it is for inference only."""
-    return ask(keep).heard()
+    return launch_packing(keep).sync()
 
 
-def everything(like: Bool[Tensor, "b n"]) -> Packing:
+def full_packing(like: Bool[Tensor, "b n"]) -> Packing:
     """The packing of a batch that keeps all its rows."""
     b, n = like.shape
     row = torch.arange(b * n, device=like.device)
     return Packing(row, n * torch.arange(b + 1, device=like.device, dtype=torch.int32), n)
 
 
-def places(keep: Bool[Tensor, "n"]) -> Int[Tensor, "n"]:
+def nonzero_padded(keep: Bool[Tensor, "n"]) -> Int[Tensor, "n"]:
     """Indices where `keep` is True, padded with zeros to a static size, so that a GPU need not be synchronised."""
     return keep.nonzero_static(size=keep.shape[0], fill_value=0).squeeze(1)
 
 
 def pack(rows: Float[Tensor, "b n *d"], packing: Packing) -> Float[Tensor, "s m *d"]:
-    return rows.flatten(0, 1).index_select(0, packing.kept).unflatten(0, packing.shape)
+    return rows.flatten(0, 1).index_select(0, packing.indices).unflatten(0, packing.shape)
 
 
 def unpack(packed: Float[Tensor, "s m *d"], packing: Packing, shape: tuple[int, int]) -> Float[Tensor, "b n *d"]:
     """Inverse of `pack`; rows that were not kept are zero."""
     empty = packed.new_zeros(shape[0] * shape[1], *packed.shape[2:])
-    return empty.index_copy(0, packing.kept, packed.flatten(0, 1)).unflatten(0, shape)
+    return empty.index_copy(0, packing.indices, packed.flatten(0, 1)).unflatten(0, shape)
 
 
 class TapeRows(NamedTuple):
@@ -130,6 +132,6 @@ class TapeRows(NamedTuple):
 
 def tape_rows(packing: Packing, shape: tuple[int, int], inputs: int) -> TapeRows:
     """TapeRows of a packed batch whose padded shape was `shape`; all `inputs` first rows of each sample are kept."""
-    tape = packing.kept % shape[1] >= inputs
+    tape = packing.indices % shape[1] >= inputs
     count = shape[0] * inputs
-    return TapeRows(places(~tape)[:count], places(tape)[: tape.shape[0] - count])
+    return TapeRows(nonzero_padded(~tape)[:count], nonzero_padded(tape)[: tape.shape[0] - count])

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import torch
 from annotated_types import Ge, Le
 
-from adatape.config import Depth, PartialShare, Pixels, Positive, Quantity, QuantityOrZero, Reading, Width
+from adatape.config import Depth, PartialShare, Pixels, Positive, Quantity, QuantityOrZero, ReaderConfig, Width
 from adatape.validation import check_values, first_line
 
 T = TypeVar("T")
@@ -44,19 +44,19 @@ class OptionLimits:
 
 
 LIMITED: dict[str, Any] = {
-    **get_type_hints(Reading, include_extras=True),
+    **get_type_hints(ReaderConfig, include_extras=True),
     **get_type_hints(OptionLimits, include_extras=True),
 }
 
 
-def construct(build: Callable[..., T], name: str, options: Mapping[str, Any], where: str = "", **given: Any) -> T:
+def build_checked(build: Callable[..., T], name: str, options: Mapping[str, Any], where: str = "", **given: Any) -> T:
     """Returns `build(**given, **options)`; `where` is the options' field in error messages, as in `model.options`."""
     prefix = f"{where}." if where else ""
     check_values(LIMITED, options, prefix)
     try:
         return build(**{**given, **options})
     except REFUSALS as error:
-        if _out_of_memory(error) or _is_our_sentence(error):
+        if _out_of_memory(error) or _is_our_error(error):
             raise
         wrong = _culprit(build, options, given)
         said = f"{prefix}{wrong} is {options[wrong]!r}" if wrong else f"{where or 'options'} is {dict(options)}"
@@ -77,7 +77,7 @@ def _culprit(build: Callable[..., Any], options: Mapping[str, Any], given: dict[
     return None
 
 
-def _is_our_sentence(error: Exception) -> bool:
+def _is_our_error(error: Exception) -> bool:
     """Whether this package raised the error; its messages already name field, value and limit."""
     frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
     return isinstance(error, ValueError) and frames[-1].frame.f_globals.get("__name__", "").startswith("adatape.")

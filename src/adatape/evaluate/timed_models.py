@@ -13,14 +13,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from adatape.data.augment import vary
+from adatape.counter_rng import keys_of
+from adatape.cuda_graphs import WARM_UP_CALLS, Tensors, cuda_graphed, raised_recompile_limit
+from adatape.data.augment import augment_images
 from adatape.data.batch import Batch
 from adatape.data.loaders import scaled
-from adatape.evaluate.speed import Call, Side
-from adatape.graph import WARM_UP_CALLS, Tensors, captured, room_to_compile
-from adatape.keyed import keys_of
+from adatape.evaluate.speed import Call, TimedModel
 from adatape.losses import class_loss
-from adatape.models.adaptive import Adaptive
+from adatape.models.base import Adaptive
 from adatape.recipes.imagenet import INCEPTION
 from adatape.records import Output
 
@@ -30,10 +30,10 @@ Compile = Literal["none", "default", "max-autotune"]
 
 PONDER_WEIGHT = 0.01
 RATE = 1e-5
-SIDES_COMPILED = 64
+MODELS_COMPILED = 64
 
 
-class How(NamedTuple):
+class TimingSettings(NamedTuple):
     """How all sides of a comparison run."""
 
     mode: Mode = "inference"
@@ -54,7 +54,7 @@ class How(NamedTuple):
             torch.cuda.synchronize(self.device)
 
 
-def clear() -> None:
+def free_memory() -> None:
     """Gives back what earlier sides held: memory, and what dynamo compiled for them."""
     if "torch._dynamo" in sys.modules:  # where nothing was compiled, the import alone would take a second
         torch.compiler.reset()
@@ -63,80 +63,80 @@ def clear() -> None:
         torch.cuda.empty_cache()
 
 
-def build_side(name: str, options: Mapping[str, Any], how: How) -> Side:
+def build_timed(name: str, options: Mapping[str, Any], timing: TimingSettings) -> TimedModel:
     """A model of timm's registry with its compiled and warmed-up call: all that must not be timed happens here."""
-    before = _settled(how) if how.on_gpu else 0
+    before = _memory_baseline(timing) if timing.on_gpu else 0
     torch.manual_seed(0)
-    model = timm.create_model(name, **options).to(how.device).train(how.mode == "train")
-    if how.full_tape:
-        let_nothing_halt(model)
-    feed = feeder(input_shape(model), model.num_classes, how)
-    step = training_step(model, how) if how.mode == "train" else inference(model, how)
-    with _compiling(how):
+    model = timm.create_model(name, **options).to(timing.device).train(timing.mode == "train")
+    if timing.full_tape:
+        disable_halting(model)
+    feed = feeder(input_shape(model), model.num_classes, timing)
+    step = training_step(model, timing) if timing.mode == "train" else inference(model, timing)
+    with _compiling(timing):
         for _ in range(WARM_UP_CALLS):
             step(*feed())
-        peak = _peak(lambda: step(*feed()), how) - before if how.on_gpu and how.mode == "train" else None
-        run = captured(step) if how.graphs else step
-        for _ in range(WARM_UP_CALLS + 1 if how.graphs else 0):
+        peak = _peak(lambda: step(*feed()), timing) - before if timing.on_gpu and timing.mode == "train" else None
+        run = cuda_graphed(step) if timing.graphs else step
+        for _ in range(WARM_UP_CALLS + 1 if timing.graphs else 0):
             run(*feed())
-    how.synchronize()
-    return Side(lambda: run(*feed()), peak)
+    timing.synchronize()
+    return TimedModel(lambda: run(*feed()), peak)
 
 
-def _compiling(how: How) -> Any:
-    if how.compile == "none":
+def _compiling(timing: TimingSettings) -> Any:
+    if timing.compile == "none":
         return nullcontext()
-    return room_to_compile(SIDES_COMPILED)
+    return raised_recompile_limit(MODELS_COMPILED)
 
 
-def _compiled(model: nn.Module, how: How) -> Callable[..., Any]:
-    if how.compile == "none":
+def _compiled(model: nn.Module, timing: TimingSettings) -> Callable[..., Any]:
+    if timing.compile == "none":
         return model
     # CUDA graphs are a choice of their own, the same for both ways to compile.
-    mode = "max-autotune-no-cudagraphs" if how.compile == "max-autotune" else None
+    mode = "max-autotune-no-cudagraphs" if timing.compile == "max-autotune" else None
     return torch.compile(model, dynamic=False, mode=mode)
 
 
-def _autocast(how: How) -> Any:
-    return torch.autocast(torch.device(how.device).type, torch.bfloat16, enabled=how.precision == "bf16")
+def _autocast(timing: TimingSettings) -> Any:
+    return torch.autocast(torch.device(timing.device).type, torch.bfloat16, enabled=timing.precision == "bf16")
 
 
-def _settled(how: How) -> int:
+def _memory_baseline(timing: TimingSettings) -> int:
     """Bytes in use before a side is built; nothing that is not its own may come or go after this."""
     torch.set_float32_matmul_precision("high")  # as in training
-    square = torch.ones(16, 16, device=how.device)
+    square = torch.ones(16, 16, device=timing.device)
     _ = square @ square  # cuBLAS takes memory of its own at its first product
     gc.collect()
-    return torch.cuda.memory_allocated(how.device)
+    return torch.cuda.memory_allocated(timing.device)
 
 
-def _peak(call: Call, how: How) -> int:
-    torch.cuda.synchronize(how.device)
-    torch.cuda.reset_peak_memory_stats(how.device)
+def _peak(call: Call, timing: TimingSettings) -> int:
+    torch.cuda.synchronize(timing.device)
+    torch.cuda.reset_peak_memory_stats(timing.device)
     call()
-    torch.cuda.synchronize(how.device)
-    return torch.cuda.max_memory_allocated(how.device)
+    torch.cuda.synchronize(timing.device)
+    return torch.cuda.max_memory_allocated(timing.device)
 
 
-def inference(model: nn.Module, how: How) -> Callable[..., Tensors]:
-    forward = _compiled(model, how)
+def inference(model: nn.Module, timing: TimingSettings) -> Callable[..., Tensors]:
+    forward = _compiled(model, timing)
 
     @torch.no_grad()
     def answer(x: Float[Tensor, "n c h w"]) -> Tensors:
-        with _autocast(how):
+        with _autocast(timing):
             return (forward(x),)
 
     return answer
 
 
-def training_step(model: nn.Module, how: How) -> Callable[..., Tensors]:
+def training_step(model: nn.Module, timing: TimingSettings) -> Callable[..., Tensors]:
     """Forward, loss, backward, fused AdamW; a model of ours draws its noise by key, as in `adatape train`."""
-    forward, ours = _compiled(model, how), isinstance(model, Adaptive)
+    forward, ours = _compiled(model, timing), isinstance(model, Adaptive)
     trained = [p for p in model.parameters() if p.requires_grad]
-    adamw = torch.optim.AdamW(trained, lr=RATE, fused=True, capturable=how.on_gpu)
+    adamw = torch.optim.AdamW(trained, lr=RATE, fused=True, capturable=timing.on_gpu)
 
     def step(x: Float[Tensor, "n c h w"], target: Int[Tensor, "n"], key: Int[Tensor, "n"]) -> Tensors:
-        with _autocast(how):
+        with _autocast(timing):
             given = forward(x, output=True, key=key) if ours else forward(x)
         loss = loss_of(model, given, target)
         loss.backward()
@@ -155,28 +155,32 @@ def loss_of(model: Any, given: Tensor | Output, target: Int[Tensor, "n"]) -> Flo
     return loss
 
 
-def feeder(shape: tuple[int, int, int], classes: int, how: How) -> Callable[[], Tensors]:
+def feeder(shape: tuple[int, int, int], classes: int, timing: TimingSettings) -> Callable[[], Tensors]:
     """What a call takes: one batch that lies on the device, or, with data, made of bytes on the host each time."""
-    position = torch.arange(how.batch)
-    label, key = (position % classes).to(how.device), keys_of(0, position).to(how.device)
-    make = _from_host(shape, key, how) if how.data else _resident(torch.randn(how.batch, *shape, device=how.device))
-    return (lambda: Batch(make(), label, key)) if how.mode == "train" else (lambda: (make(),))
+    position = torch.arange(timing.batch)
+    label, key = (position % classes).to(timing.device), keys_of(0, position).to(timing.device)
+    make = (
+        _from_host(shape, key, timing)
+        if timing.data
+        else _resident(torch.randn(timing.batch, *shape, device=timing.device))
+    )
+    return (lambda: Batch(make(), label, key)) if timing.mode == "train" else (lambda: (make(),))
 
 
 def _resident(x: Tensor) -> Callable[[], Tensor]:
     return lambda: x
 
 
-def _from_host(shape: tuple[int, int, int], key: Tensor, how: How) -> Callable[[], Tensor]:
+def _from_host(shape: tuple[int, int, int], key: Tensor, timing: TimingSettings) -> Callable[[], Tensor]:
     """Copied to the device, there cropped, flipped and scaled for training, scaled for inference."""
-    pixels = torch.randint(256, (how.batch, *shape), dtype=torch.uint8)
-    pixels = pixels.pin_memory() if how.on_gpu else pixels
+    pixels = torch.randint(256, (timing.batch, *shape), dtype=torch.uint8)
+    pixels = pixels.pin_memory() if timing.on_gpu else pixels
 
     def prepared(bytes_: Tensor) -> Tensors:
-        return (vary(bytes_, key, INCEPTION, shape[-1]) if how.mode == "train" else scaled(bytes_),)
+        return (augment_images(bytes_, key, INCEPTION, shape[-1]) if timing.mode == "train" else scaled(bytes_),)
 
-    prepare = captured(prepared) if how.on_gpu else prepared  # as the loader that varies on the device does
-    return lambda: prepare(pixels.to(how.device, non_blocking=True))[0]
+    prepare = cuda_graphed(prepared) if timing.on_gpu else prepared  # as the loader that varies on the device does
+    return lambda: prepare(pixels.to(timing.device, non_blocking=True))[0]
 
 
 def input_shape(model: nn.Module) -> tuple[int, int, int]:
@@ -187,7 +191,7 @@ def input_shape(model: nn.Module) -> tuple[int, int, int]:
     return (embed.proj.in_channels, *embed.img_size)
 
 
-def let_nothing_halt(model: nn.Module) -> None:
+def disable_halting(model: nn.Module) -> None:
     """Every sample takes all that its model's budget allows, which is what the bound on its FLOPs counts."""
     if isinstance(model, Adaptive):
         model.never_halt()

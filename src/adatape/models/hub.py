@@ -10,15 +10,15 @@ from timm.models._builder import build_model_with_cfg
 from timm.models._registry import generate_default_cfgs, get_pretrained_cfg, register_model
 from timm.models.vision_transformer import VisionTransformer
 
-from adatape.models.adaptive import Adaptive, filter_checkpoint
 from adatape.models.adatape import AdaTape
-from adatape.models.making import JOIN_FIELDS, READING_FIELDS, WINDOW_FIELDS, wrap
+from adatape.models.base import Adaptive, filter_checkpoint
+from adatape.models.build import JOIN_FIELDS, READER_FIELDS, WINDOW_FIELDS, wrap
 from adatape.models.registry import SETTINGS, split
 
 default_cfgs = generate_default_cfgs({"adatape": SETTINGS})  # timm looks up this name
 ABOUT_IMAGES = ("input_size", "num_classes", "mean", "std", "interpolation", "crop_pct", "crop_mode", "license")
 OWN = {*inspect.signature(wrap).parameters, *inspect.signature(AdaTape).parameters}
-OWN |= {*JOIN_FIELDS, *READING_FIELDS, *WINDOW_FIELDS}
+OWN |= {*JOIN_FIELDS, *READER_FIELDS, *WINDOW_FIELDS}
 OWN -= {"vit", "reading", "join", "options"}
 # Only these: timm.create_model also takes files and URLs of weights, which a release's config.json could name.
 BACKBONES = inspect.signature(VisionTransformer).parameters

@@ -13,14 +13,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from adatape.config import Experiment
-from adatape.data.batch import Batch, Part
+from adatape.counter_rng import key_of
+from adatape.cuda_graphs import cuda_graphed
+from adatape.data.batch import Batch, Shard
 from adatape.evaluate.accuracy import Score, score
-from adatape.graph import captured
-from adatape.keyed import key_of
 from adatape.records import Output
 from adatape.train.checkpoint import load, save
-from adatape.train.distributed import gathered, spread, summed
 from adatape.train.optim import Stepper
+from adatape.train.parallel import all_gather_rows, all_reduce, wrap_parallel
 from adatape.train.task import Task, task_of
 from adatape.validation import check
 
@@ -45,26 +45,26 @@ class Trainer:
         self,
         experiment: Experiment,
         device: str | torch.device = "cpu",
-        part: Part | None = None,
+        shard: Shard | None = None,
         task: Task | None = None,  # data and model; None builds them from the experiment
         pretrained: bool = True,  # False skips pretrained weights, for a checkpoint that is loaded next
     ) -> None:
         check(experiment)
-        self.experiment, self.device, self.part, self.step = experiment, torch.device(device), part or Part(), 0
+        self.experiment, self.device, self.shard, self.step = experiment, torch.device(device), shard or Shard(), 0
         engine, on_gpu = experiment.engine, self.device.type == "cuda"
         _set_precision(on_gpu, engine.deterministic)
-        self.task: Task = task or task_of(experiment, self.part, self.device)
-        _check_parts(experiment, self.part)
+        self.task: Task = task or task_of(experiment, self.shard, self.device)
+        _check_parts(experiment, self.shard)
         torch.manual_seed(experiment.seed)
         self.model = self.task.build(pretrained).to(self.device)
         if engine.compile == "blocks":
             self.model.compile_blocks()
-        self.spread = spread(self.model, engine.shard, engine.accumulate)
+        self.parallel_model = wrap_parallel(self.model, engine.shard, engine.accumulate)
         self.stepper = Stepper(self.model, experiment.optimizer)
-        self.forward = torch.compile(self.spread) if engine.compile is True else self.spread
+        self.forward = torch.compile(self.parallel_model) if engine.compile is True else self.parallel_model
         self.update = self.take_step
-        if on_gpu and self.part.world == 1:
-            replay = captured(lambda *batch: (self.take_step(Batch(*batch)),))
+        if on_gpu and self.shard.world == 1:
+            replay = cuda_graphed(lambda *batch: (self.take_step(Batch(*batch)),))
             self.update = lambda batch: replay(*batch)[0]
 
     def train(self, steps: int) -> Iterator[Stats]:
@@ -83,13 +83,13 @@ class Trainer:
 
     def seed_noise(self) -> None:
         """Seeds torch's generator by step, so that dropout does not depend on earlier draws."""
-        torch.manual_seed(key_of(NOISE, self.experiment.seed, self.step, self.part.rank))
+        torch.manual_seed(key_of(NOISE, self.experiment.seed, self.step, self.shard.rank))
 
     def evaluate(self, on: str = "validation", costs: bool = False) -> Score:
         """Evaluates the averaged weights if there are any, else the current ones."""
         batches = self.task.test() if on == "test" else self.task.validation()
         with self.averaged(), self._autocast(), torch.compiler.set_stance("force_eager"):  # compiling does not pay here
-            return score(self.model, batches, costs=costs, gather=gathered, forward=self._scoring())
+            return score(self.model, batches, costs=costs, gather=all_gather_rows, forward=self._scoring())
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -122,31 +122,31 @@ class Trainer:
 
     def _scoring(self) -> Any:
         """The module to evaluate: sharded parameters need the FSDP2 module; otherwise the uncompiled model."""
-        return self.spread if self.experiment.engine.shard else self.model
+        return self.parallel_model if self.experiment.engine.shard else self.model
 
     def take_step(self, batch: Batch) -> Tensor:
         """Forward, loss, backward and update; returns `Stats` as one tensor, without synchronising."""
         parts = self.experiment.engine.accumulate
         rows = []
-        for n, piece in enumerate(_pieces(batch, parts), 1):
+        for n, piece in enumerate(_micro_batches(batch, parts), 1):
             with self._synchronised(n == parts):
                 with self._autocast():
                     output = self.forward(piece.x, output=True, key=piece.key)
                 loss = self.model.loss(output, piece.target, self.experiment.ponder_weight, self.experiment.loss)
                 (loss / parts).backward()
             rows.append(_row(loss.detach(), output, piece.target))
-        mean = summed(torch.stack(rows).mean(0)) / self.part.world
+        mean = all_reduce(torch.stack(rows).mean(0)) / self.shard.world
         norm = self.stepper.step(mean[0])
         self.stepper.zero_grad()
         return torch.stack([mean[0], norm, *mean[1:], self.stepper.skipped])
 
     def _synchronised(self, last: bool) -> Any:
         """Averages gradients over processes only at the last piece of a batch."""
-        if isinstance(self.spread, FSDPModule):
-            self.spread.set_requires_gradient_sync(last)
-        if last or not isinstance(self.spread, DistributedDataParallel):
+        if isinstance(self.parallel_model, FSDPModule):
+            self.parallel_model.set_requires_gradient_sync(last)
+        if last or not isinstance(self.parallel_model, DistributedDataParallel):
             return nullcontext()
-        return self.spread.no_sync()
+        return self.parallel_model.no_sync()
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.experiment.engine.precision == "bf16")
@@ -159,15 +159,15 @@ def _row(loss: Tensor, output: Output, target: Tensor) -> Tensor:
     return torch.stack([loss.float(), right, length.mean(), length.square().mean()])
 
 
-def _pieces(batch: Batch, parts: int) -> list[Batch]:
+def _micro_batches(batch: Batch, parts: int) -> list[Batch]:
     return [Batch(*each) for each in zip(*(part.chunk(parts) for part in batch), strict=True)]
 
 
-def _check_parts(experiment: Experiment, part: Part) -> None:
-    batch, pieces = experiment.optimizer.batch, part.world * experiment.engine.accumulate
+def _check_parts(experiment: Experiment, shard: Shard) -> None:
+    batch, pieces = experiment.optimizer.batch, shard.world * experiment.engine.accumulate
     if batch % pieces:
         raise ValueError(
-            f"batch is {batch}; with {part.world} processes and accumulate {experiment.engine.accumulate} "
+            f"batch is {batch}; with {shard.world} processes and accumulate {experiment.engine.accumulate} "
             f"it must be a multiple of {pieces}"
         )
 

@@ -15,26 +15,26 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from adatape.data.batch import Part
+from adatape.data.batch import Shard
 
 T = TypeVar("T")
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Part]:
+def process_group(device: torch.device) -> Iterator[Shard]:
     """Joins torchrun's process group, if there is one, and leaves it at the end; yields this process's Part."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 or dist.is_initialized():
-        yield part()
+        yield this_shard()
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **_meeting())
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **_rendezvous())
     try:
-        yield part()
+        yield this_shard()
     finally:
         dist.destroy_process_group()
 
 
-def _meeting() -> dict[str, Any]:
+def _rendezvous() -> dict[str, Any]:
     """Arguments of init_process_group: a store prefix per restart, as torchrun's store keeps addresses of dead ranks.
 
     Nodes count restarts separately, so with several nodes torch's default is used.
@@ -46,8 +46,8 @@ def _meeting() -> dict[str, Any]:
     return {"store": dist.PrefixStore(f"attempt-{attempt}", store), "rank": rank, "world_size": world}
 
 
-def part() -> Part:
-    return Part(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else Part()
+def this_shard() -> Shard:
+    return Shard(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else Shard()
 
 
 def local_device(asked: str) -> torch.device:
@@ -64,7 +64,7 @@ def restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def spread(model: nn.Module, shard: bool, accumulate: int = 1) -> nn.Module:
+def wrap_parallel(model: nn.Module, shard: bool, accumulate: int = 1) -> nn.Module:
     """Wraps the model in DDP, or shards it in place by FSDP2; unchanged with one process."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return model
@@ -80,7 +80,7 @@ def spread(model: nn.Module, shard: bool, accumulate: int = 1) -> nn.Module:
     return fully_shard(model)  # type: ignore[return-value]  # the same module, its class extended
 
 
-def whole_state(model: nn.Module) -> dict[str, Tensor]:
+def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Copies of all weights on the CPU, gathered if sharded; every process must call it.
 
     Copies, because torch may return the model's own tensors, which training and averaging change later.
@@ -89,14 +89,14 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def summed(values: Tensor) -> Tensor:
+def all_reduce(values: Tensor) -> Tensor:
     """The sum over all processes, in place."""
     if dist.is_initialized():
         dist.all_reduce(values)
     return values
 
 
-def gathered(values: Tensor) -> Tensor:
+def all_gather_rows(values: Tensor) -> Tensor:
     """The rows of all processes, concatenated by rank; their number may differ."""
     if not dist.is_initialized():
         return values
@@ -105,27 +105,27 @@ def gathered(values: Tensor) -> Tensor:
     return torch.cat(every)
 
 
-def agreed(flag: bool, device: torch.device) -> bool:
+def any_process(flag: bool, device: torch.device) -> bool:
     """Whether the flag is set on any process."""
     if not dist.is_initialized():
         return flag
-    return bool(summed(torch.tensor(float(flag), device=device)) > 0)
+    return bool(all_reduce(torch.tensor(float(flag), device=device)) > 0)
 
 
-def grouped() -> bool:
+def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def is_first() -> bool:
-    return not grouped() or dist.get_rank() == 0
+def is_rank_zero() -> bool:
+    return not is_distributed() or dist.get_rank() == 0
 
 
-def on_first(work: Callable[[], T]) -> T:
+def on_rank_zero(work: Callable[[], T]) -> T:
     """Runs `work` on the first process and returns its result, or raises its error, on every process."""
-    if not grouped():
+    if not is_distributed():
         return work()
     outcome: list[Any] = [None, None]
-    if is_first():
+    if is_rank_zero():
         try:
             outcome[0] = work()
         except Exception as error:

@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["steps"])
-def unweigh(
+def tape_weights_backward(
     query,  # (b, h) float32
     keys,  # (b, steps, MERGE, h) float32, of the selected tokens
     weight,  # (b, steps, MERGE) float32

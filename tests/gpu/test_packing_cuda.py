@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import adatape.models  # noqa: F401  registers the models
-from adatape.graph import captured
-from adatape.layout import key_mask, pack, packing, unpack
+from adatape.cuda_graphs import cuda_graphed
 from adatape.models import AdaTape, AViT
-from adatape.ragged import Packed, Tail, has_fast_path
+from adatape.packing import key_mask, make_packing, pack, unpack
+from adatape.ragged_attention import PackedMask, PaddingMask, has_fast_path
 from adatape.records import Output
 
 pytestmark = [
@@ -83,7 +83,7 @@ def test_tail_attention_is_masked_attention_in_float32_with_its_gradients(shape:
     qkv, gradient = heads(16, n, h, d, dtype)
     gradient = gradient * visible[:, None, :, None]  # nobody looks at hidden rows
     assert has_fast_path(qkv[:, :, 0].transpose(1, 2), qkv[:, :, 0].transpose(1, 2))
-    ours = attend(qkv, Tail(visible), gradient)
+    ours = attend(qkv, PaddingMask(visible), gradient)
     theirs = attend(qkv.float(), key_mask(visible), gradient.float())
     seen = visible[:, None, :, None].expand_as(theirs[0])
     assert ours[0].isfinite().all()
@@ -99,11 +99,11 @@ def test_packed_attention_is_masked_attention_in_float32_with_its_gradients(shap
     keep = (torch.rand(16, n, device="cuda", generator=draw(2)) < 0.6) & visible_of(16, n)
     keep[3] = False
     keep[1, 0] = True
-    held = packing(keep)
+    held = make_packing(keep)
     qkv, gradient = heads(16, n, h, d, dtype)
     gradient = gradient * keep[:, None, :, None]
-    rows = gradient.transpose(1, 2).flatten(0, 1)[held.kept][None].transpose(1, 2)
-    ours = attend(pack(qkv, held), Packed(held), rows)
+    rows = gradient.transpose(1, 2).flatten(0, 1)[held.indices][None].transpose(1, 2)
+    ours = attend(pack(qkv, held), PackedMask(held), rows)
     never_blind = keep | ~keep.any(1, keepdim=True)
     theirs = attend(qkv.float(), key_mask(never_blind), gradient.float())
     near(ours[0].transpose(1, 2)[0], theirs[0].transpose(1, 2)[keep], 1e-2)
@@ -116,7 +116,7 @@ def test_where_the_kernel_does_not_run_a_mask_does(dtype: torch.dtype) -> None:
     qkv, gradient = heads(8, 20, 2, 16, dtype)
     gradient = gradient * visible[:, None, :, None]
     for ours, theirs in zip(
-        attend(qkv, Tail(visible), gradient), attend(qkv, key_mask(visible), gradient), strict=True
+        attend(qkv, PaddingMask(visible), gradient), attend(qkv, key_mask(visible), gradient), strict=True
     ):
         assert torch.equal(ours, theirs)
 
@@ -125,7 +125,7 @@ def test_what_hidden_rows_hold_changes_nothing() -> None:
     visible = visible_of(16, 50)
     qkv, gradient = heads(16, 50, 3, 64, torch.bfloat16)
     loud = torch.where(visible[..., None, None, None], qkv, 1e4 * torch.randn_like(qkv))
-    ours, theirs = (attend(x, Tail(visible), gradient)[0].transpose(1, 2)[visible] for x in (qkv, loud))
+    ours, theirs = (attend(x, PaddingMask(visible), gradient)[0].transpose(1, 2)[visible] for x in (qkv, loud))
     assert torch.equal(ours, theirs)
 
 
@@ -180,8 +180,8 @@ def test_avit_that_removes_tokens_is_avit_that_masks_them(dtype: torch.dtype, li
 
 def test_a_training_step_has_the_gradients_of_one_with_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     model, gradients = small(query_noise=0.0, bank_dropout=0.0).train(), []
-    for mask in (Tail, key_mask):
-        monkeypatch.setattr("adatape.models.adatape.hide_tail", mask)
+    for mask in (PaddingMask, key_mask):
+        monkeypatch.setattr("adatape.models.adatape.padding_mask", mask)
         model.zero_grad()
         with torch.autocast("cuda", torch.bfloat16):
             loss = F.cross_entropy(model(images()).float(), torch.arange(32, device="cuda"))
@@ -199,7 +199,7 @@ def test_the_padded_path_replays_as_a_graph_on_other_lengths() -> None:
             output = model(x, output=True)
         return output.logits, output.tape.length
 
-    replayed, lengths = captured(answer), []
+    replayed, lengths = cuda_graphed(answer), []
     for seed in range(6):
         expected = answer(images(seed=seed))
         logits, length = replayed(images(seed=seed))

@@ -1,6 +1,6 @@
 """Adaptive, the base class of all models: holds a timm ViT under the prefix `vit.` and offers timm's model API.
 
-A method implements `walk` and overrides budget, cost and loss where they differ from a plain ViT's.
+A method implements `forward_blocks` and overrides budget, cost and loss where they differ from a plain ViT's.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from adatape.ablation import FixedTokens
 from adatape.banks import Bank
 from adatape.config import Budget
-from adatape.layout import fill_hidden
 from adatape.losses import LossName, class_loss
-from adatape.macs import Part, total, vit_cost
+from adatape.macs import PartCost, total, vit_cost
+from adatape.packing import fill_hidden
 from adatape.reader import TapeReader
 from adatape.records import Output, Steps, Tape
 
 
-class Walk(NamedTuple):
-    """The result of `Adaptive.walk`."""
+class BlocksOutput(NamedTuple):
+    """The result of `Adaptive.forward_blocks`."""
 
     tokens: Tensor  # (b, m, d), before the final norm
     ponder: Tensor  # (b,)
@@ -47,11 +47,11 @@ class BudgetRange(NamedTuple):
     threshold: float | None  # at `most` steps; None where the threshold cannot be set
 
 
-Visit = Callable[[int, Tensor], None]
+OnBlock = Callable[[int, Tensor], None]
 
 
-def no_visit(layer: int, tokens: Tensor) -> None:
-    """The `visit` of a plain forward: does nothing."""
+def ignore_block(layer: int, tokens: Tensor) -> None:
+    """The `on_block` of a plain forward: does nothing."""
 
 
 class Adaptive(nn.Module, ABC):
@@ -67,14 +67,14 @@ class Adaptive(nn.Module, ABC):
         self.vit = vit
 
     @abstractmethod
-    def walk(self, x: Tensor, visit: Visit, key: Tensor | None) -> Walk:
-        """Runs embedding and blocks; calls `visit` with the input tokens after each block."""
+    def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:
+        """Runs embedding and blocks; calls `on_block` with the input tokens after each block."""
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
-        walk = self.walk(x, no_visit, key)
-        features = self.forward_head(self._settle(self._looked_at(walk)), pre_logits=True)
+        result = self.forward_blocks(x, ignore_block, key)
+        features = self.forward_head(self._final_norm(self._pooled_rows(result)), pre_logits=True)
         logits = self.classify(features)
-        return Output(logits, features, walk.ponder, walk.tape, walk.steps) if output else logits
+        return Output(logits, features, result.ponder, result.tape, result.steps) if output else logits
 
     def budget_range(self) -> BudgetRange | None:
         """The budgets that can be set; None if the cost is fixed."""
@@ -90,12 +90,12 @@ class Adaptive(nn.Module, ABC):
         """The current budget; None if the cost is fixed."""
         return None
 
-    def cost(self, tape: int | None = None) -> list[Part]:
+    def cost(self, tape: int | None = None) -> list[PartCost]:
         """Parameters and multiply-adds by part for one sample with `tape` tape tokens; None means the full budget."""
         self.refuse_tape(tape)
         return vit_cost(self.vit)
 
-    def spent_macs(self, output: Output) -> Tensor:
+    def actual_macs(self, output: Output) -> Tensor:
         """Multiply-adds of each sample, (b,) int64: `cost` at the tape length, depth or tokens that it used."""
         return torch.full((output.logits.shape[0],), total(self.cost()).macs)
 
@@ -136,7 +136,7 @@ class Adaptive(nn.Module, ABC):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Normalised tokens: prefix, patches, then tape; `forward_head` of them equals `forward`."""
-        return self._settle(self.walk(x, no_visit, None))
+        return self._final_norm(self.forward_blocks(x, ignore_block, None))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         return self.vit.forward_head(x, pre_logits=pre_logits)
@@ -161,15 +161,15 @@ class Adaptive(nn.Module, ABC):
         for block in blocks:
             block.compile(**options)
 
-    def _looked_at(self, walk: Walk) -> Walk:
+    def _pooled_rows(self, result: BlocksOutput) -> BlocksOutput:
         """Only the class token if it alone is pooled, so that the final norm skips the other rows."""
-        return Walk(walk.tokens[:, :1], walk.ponder) if self.vit.global_pool == "token" else walk
+        return BlocksOutput(result.tokens[:, :1], result.ponder) if self.vit.global_pool == "token" else result
 
-    def _settle(self, walk: Walk) -> Tensor:
-        x = self.vit.norm(walk.tokens)
-        if walk.visible is None:
+    def _final_norm(self, result: BlocksOutput) -> Tensor:
+        x = self.vit.norm(result.tokens)
+        if result.visible is None:
             return x
-        return fill_hidden(x, walk.visible, 0 if self.vit.pool_include_prefix else self.vit.num_prefix_tokens)
+        return fill_hidden(x, result.visible, 0 if self.vit.pool_include_prefix else self.vit.num_prefix_tokens)
 
     def forward_intermediates(
         self,
@@ -177,7 +177,7 @@ class Adaptive(nn.Module, ABC):
         indices: int | list[int] | None = None,
         return_prefix_tokens: bool = False,
         norm: bool = False,
-        stop_early: bool = False,  # noqa: ARG002  ignored, since `walk` runs all blocks; timm's callers pass it
+        stop_early: bool = False,  # noqa: ARG002  ignored, since `forward_blocks` runs all blocks; timm's callers pass it
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
         output_dict: bool = False,
@@ -186,11 +186,11 @@ class Adaptive(nn.Module, ABC):
         take, _ = feature_take_indices(len(self.vit.blocks), indices)
         seen: dict[int, Tensor] = {}
 
-        def visit(layer: int, tokens: Tensor) -> None:
+        def on_block(layer: int, tokens: Tensor) -> None:
             if layer in take:
                 seen[layer] = self.vit.norm(tokens) if norm else tokens
 
-        walk = self.walk(x, visit, None)
+        result = self.forward_blocks(x, on_block, None)
         prefix = self.vit.num_prefix_tokens
         maps = [seen[layer][:, prefix:] for layer in take]
         if Format(output_fmt) == Format.NCHW:
@@ -199,10 +199,10 @@ class Adaptive(nn.Module, ABC):
         prefixes = [seen[layer][:, :prefix] for layer in take] if return_prefix_tokens and prefix else []
         if output_dict:
             found = {"image_intermediates": maps, "image_intermediates_prefix": prefixes}
-            features = {} if intermediates_only else {"image_features": self._settle(walk)}
+            features = {} if intermediates_only else {"image_features": self._final_norm(result)}
             return {name: value for name, value in found.items() if value} | features
         given = list(zip(maps, prefixes, strict=True)) if prefixes else maps
-        return given if intermediates_only else (self._settle(walk), given)
+        return given if intermediates_only else (self._final_norm(result), given)
 
     def prune_intermediate_layers(self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True) -> Any:
         return self.vit.prune_intermediate_layers(indices, prune_norm=prune_norm, prune_head=prune_head)

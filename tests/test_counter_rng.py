@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from adatape.keyed import key_of, keys_of, normal, uniform
+from adatape.counter_rng import key_of, keys_of, normal, uniform
 
 
 def splitmix64(state: int) -> int:

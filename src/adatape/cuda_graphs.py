@@ -12,18 +12,18 @@ WARM_UP_CALLS = 3
 Tensors = tuple[Tensor, ...]
 
 
-def exporting() -> bool:
+def is_exporting() -> bool:
     """As `torch.compiler.is_exporting`, which torch 2.11 also makes true under torch.compile."""
     return bool(torch.compiler._is_exporting_flag)
 
 
-def fixed() -> bool:
+def is_compiling_or_capturing() -> bool:
     """Whether code is being compiled or captured, so that control flow must not depend on tensor values."""
     return torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 @contextmanager
-def room_to_compile(forwards: int) -> Iterator[None]:
+def raised_recompile_limit(forwards: int) -> Iterator[None]:
     """Raises dynamo's recompile limit to `forwards`; beyond the default of 8 it silently runs eagerly.
 
     All models share one `forward`, so their graphs count together.
@@ -35,28 +35,28 @@ def room_to_compile(forwards: int) -> Iterator[None]:
         yield
 
 
-def captured(function: Callable[..., Tensors]) -> Callable[..., Tensors]:
+def cuda_graphed(function: Callable[..., Tensors]) -> Callable[..., Tensors]:
     """`function` of GPU tensors, run eagerly WARM_UP_CALLS times, then captured as a CUDA graph and replayed.
 
     All calls must have the shapes of the first.
     """
-    held: list[Tensor] = []
+    static_inputs: list[Tensor] = []
     graph: list[tuple[torch.cuda.CUDAGraph, Tensors]] = []
     calls = 0
 
     def run(*given: Tensor) -> Tensors:
         nonlocal calls
-        if not held:
-            held.extend(torch.empty_like(each) for each in given)
-        for mine, theirs in zip(held, given, strict=True):
+        if not static_inputs:
+            static_inputs.extend(torch.empty_like(each) for each in given)
+        for mine, theirs in zip(static_inputs, given, strict=True):
             mine.copy_(theirs)
         calls += 1
         if calls <= WARM_UP_CALLS:
-            return _on_side_stream(function, held)
+            return _on_side_stream(function, static_inputs)
         if not graph:
             recorded = torch.cuda.CUDAGraph()
             with torch.cuda.graph(recorded):
-                result = function(*held)
+                result = function(*static_inputs)
             graph.append((recorded, result))
         recorded, result = graph[0]
         recorded.replay()

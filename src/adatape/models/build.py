@@ -8,11 +8,11 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from timm.models.vision_transformer import VisionTransformer
 
 from adatape.banks import Bank, InputBank, LearnedBank, NoBank
-from adatape.config import Choice, Ponder, ReaderName, Reading, TapeFFN, Update
+from adatape.config import Choice, Ponder, ReaderConfig, ReaderName, TapeFFN, Update
 from adatape.dropped import refuse_renamed
 from adatape.encoder import TapeBlocksFrom
-from adatape.models.adaptive import check_backbone
 from adatape.models.adatape import AdaTape
+from adatape.models.base import check_backbone
 from adatape.models.join import QueryName, TapeJoin
 from adatape.models.registry import SIZES, register, split
 from adatape.models.windows import EncoderName, WindowOptions, WindowTape
@@ -20,12 +20,12 @@ from adatape.windows.answers import Labels
 
 BankName = Literal["input", "learn"]
 WINDOW_FIELDS = [field.name for field in dataclasses.fields(WindowOptions)]
-READING_FIELDS = [field.name for field in dataclasses.fields(Reading)]
+READER_FIELDS = [field.name for field in dataclasses.fields(ReaderConfig)]
 JOIN_FIELDS = [field.name for field in dataclasses.fields(TapeJoin)]
 
 
 class WrapOptions(TypedDict, total=False):
-    """`reader` and the fields of `TapeJoin` and `Reading`, for type checkers; a test compares them."""
+    """`reader` and the fields of `TapeJoin` and `ReaderConfig`, for type checkers; a test compares them."""
 
     reader: ReaderName
     layer: int
@@ -73,7 +73,7 @@ def wrap(
     *,
     patch: int = 8,
     bank_size: int = 10_000,
-    reading: Reading | None = None,
+    reading: ReaderConfig | None = None,
     **options: Unpack[WrapOptions],
 ) -> AdaTape: ...
 
@@ -95,13 +95,14 @@ def wrap(
     image: tuple[int, int] | None = None,
     patch: int = 8,
     bank_size: int = 10_000,
-    reading: Reading | None = None,
+    reading: ReaderConfig | None = None,
     **options: Any,
 ) -> AdaTape | WindowTape:
     """Adds a tape to an existing ViT; before training the output is the ViT's (but for bank="windows").
 
     With bank="windows" it reads windows of images of size `image` (height, width), and `options` are the fields of
-    `WindowOptions`. Otherwise they are `reader` and the fields of `TapeJoin` and `Reading`, and the bank is initialised
+    `WindowOptions`. Otherwise they are `reader` and the fields of `TapeJoin` and `ReaderConfig`, and the bank is
+    initialised
     from the ViT's patch embedding. `gate` is True by default; with `gate=False` every head attends to the tape at once.
     The ViT keeps its blocks: tape_ffn with "blocks" needs a ViT built with `block_fn=TapeBlocksFrom(layer)`.
     """
@@ -113,8 +114,8 @@ def wrap(
     fields, join, rest = split_options(dict(options))
     source = make_bank(bank, vit, patch, bank_size)
     if source is not bank:
-        source.start_from(vit)
-    like, reading = next(vit.parameters()), dataclasses.replace(reading or default_reading(bank), **fields)
+        source.init_from_vit(vit)
+    like, reading = next(vit.parameters()), dataclasses.replace(reading or default_reader_config(bank), **fields)
     model = AdaTape(vit, source, reading, TapeJoin(**{"gate": True, **join}), **rest)
     return model.to(like.device, like.dtype).train(vit.training)
 
@@ -132,9 +133,9 @@ def _wrap_windows(vit: VisionTransformer, image: tuple[int, int] | None, options
 
 
 def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Splits options into fields of `Reading`, fields of `TapeJoin`, and the others."""
+    """Splits options into fields of `ReaderConfig`, fields of `TapeJoin`, and the others."""
     refuse_renamed(options)
-    fields, options = split(options, READING_FIELDS)
+    fields, options = split(options, READER_FIELDS)
     return fields, *split(options, JOIN_FIELDS)
 
 
@@ -148,11 +149,11 @@ def make_bank(bank: BankName | Bank, vit: VisionTransformer, patch: int, bank_si
     raise ValueError(f"bank is {bank!r}; it must be 'input', 'learn', 'windows' or an adatape.banks.Bank")
 
 
-def default_reading(bank: BankName | Bank, large: bool = False) -> Reading:
+def default_reader_config(bank: BankName | Bank, large: bool = False) -> ReaderConfig:
     """The paper's hyper-parameters: noise and hidden tokens for a learned bank, τ = 1 for large with an input bank."""
     if bank == "learn":
-        return Reading(query_noise=0.01, bank_dropout=0.1)
-    return Reading(threshold=1.0) if large else Reading()
+        return ReaderConfig(query_noise=0.01, bank_dropout=0.1)
+    return ReaderConfig(threshold=1.0) if large else ReaderConfig()
 
 
 def build(
@@ -163,12 +164,12 @@ def build(
     reader: ReaderName = "adaptive",
     **options: Any,
 ) -> AdaTape:
-    """An AdaTape from scratch; `options` are fields of `TapeJoin` and `Reading`, and arguments of timm's ViT."""
+    """An AdaTape from scratch; `options` are fields of `TapeJoin` and `ReaderConfig`, and arguments of timm's ViT."""
     if bank not in ("input", "learn"):
         raise ValueError(f"bank is {bank!r}; it must be 'input' or 'learn'")
-    fields, joined, shape = split_options(options)
-    reading = dataclasses.replace(default_reading(bank, large=shape.get("depth", 12) > 12), **fields)
-    join = TapeJoin(**joined)
+    fields, join_fields, shape = split_options(options)
+    reading = dataclasses.replace(default_reader_config(bank, large=shape.get("depth", 12) > 12), **fields)
+    join = TapeJoin(**join_fields)
     pooling: dict[str, Any] = {} if bank == "learn" else {"class_token": False, "global_pool": "avg", "fc_norm": False}
     blocks: dict[str, Any] = {"block_fn": TapeBlocksFrom(join.layer)} if "blocks" in join.tape_ffn else {}
     vit = VisionTransformer(**{**pooling, **blocks, **shape})

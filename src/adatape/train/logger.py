@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from adatape.train.files import named, open_own, whole
+from adatape.train.files import atomic_write, naming_errors, open_no_follow
 
 METRICS, DAMAGED = "metrics.jsonl", "metrics.damaged.jsonl"
 MOST_DIGITS = 15  # integers of more digits are not exact as floats
@@ -24,7 +24,7 @@ class Metrics(NamedTuple):
     damaged: list[bytes]  # truncated or corrupted lines
 
 
-class Journal:
+class MetricsWriter:
     """Appends lines of figures; at a resume it first removes lines beyond `step` and moves damaged ones to DAMAGED."""
 
     def __init__(self, out: Path, step: int = 0, say: Callable[[str], None] = print) -> None:
@@ -34,13 +34,13 @@ class Journal:
         if found.damaged:
             _set_aside(out / DAMAGED, found.damaged)
             say(f"{self.path} has damaged lines, moved to {out / DAMAGED}: {len(found.damaged)}")
-        with whole(self.path) as partial:
+        with atomic_write(self.path) as partial:
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        self.board = _board(out / "tensorboard", step)
+        self.board = _tensorboard(out / "tensorboard", step)
 
     def write(self, kind: str, step: int, **figures: Any) -> None:
         line = {"kind": kind, "step": step, **{name: _rounded(value) for name, value in figures.items()}}
-        with named(self.path), self.path.open("a") as file:
+        with naming_errors(self.path), self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if self.board is not None:
             for name, value in figures.items():
@@ -78,7 +78,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def _line(text: bytes) -> dict[str, Any] | None:
     """The parsed line if it is an object with a step and finite figures, else None."""
     try:
-        found = json.loads(text.decode(), parse_int=_whole)
+        found = json.loads(text.decode(), parse_int=_parse_int)
         json.dumps(found, allow_nan=False)
     except (ValueError, RecursionError):
         return None
@@ -86,18 +86,18 @@ def _line(text: bytes) -> dict[str, Any] | None:
     return found if sound and isinstance(found.get("kind", ""), str) else None
 
 
-def _whole(text: str) -> int:
+def _parse_int(text: str) -> int:
     if len(text) > MOST_DIGITS:
         raise ValueError(f"an integer has {len(text)} digits; it must have at most {MOST_DIGITS}")
     return int(text)
 
 
 def _set_aside(path: Path, lines: list[bytes]) -> None:
-    with named(path), os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
+    with naming_errors(path), os.fdopen(open_no_follow(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
         file.writelines(line + b"\n" for line in lines)
 
 
-def _board(folder: Path, step: int) -> Any:
+def _tensorboard(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
