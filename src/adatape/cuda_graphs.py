@@ -55,7 +55,8 @@ def cuda_graphed(function: Callable[..., Tensors]) -> Callable[..., Tensors]:
             return _on_side_stream(function, static_inputs)
         if not graph:
             recorded = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(recorded):
+            # Checkpoints are saved by another thread, whose CUDA calls would invalidate a capture in the global mode.
+            with torch.cuda.graph(recorded, capture_error_mode="thread_local"):
                 result = function(*static_inputs)
             graph.append((recorded, result))
         recorded, result = graph[0]
