@@ -122,7 +122,7 @@ def test_a_run_that_has_learnt_stops_early(here: Path, capsys: pytest.CaptureFix
         ("train parity --device gpu", "device is 'gpu'; it must be auto, cpu, or cuda"),
         ("cost vit_tiny_patch16_224 --bank learn", "bank is 'learn'; vit_tiny_patch16_224 does not take it"),
         ("cost adatape_tiny_patch16_224 --tape 99", "tape is 99; it must be between 0 and 10"),
-        ("cost adatape_tiny_patch16_224 --bank both", "bank is 'both'; it must be 'input' or 'learn'"),
+        ("cost adatape_tiny_patch16_224 --bank both", "bank is 'both'; it must be 'input', 'learn' or 'windows'"),
         ("eval nowhere", "nowhere has no config.json; it must be the folder of a finished run"),
         ("train missing.json", "missing.json"),
         ("train broken.json", "broken.json is not JSON"),

@@ -409,7 +409,7 @@ def test_every_recipes_options_shape_its_model(recipe: str) -> None:
         ({"depth": True}, r"x\.depth is True; it must be a whole number"),
         ({"depth": None}, r"x\.depth is None; it must be a whole number"),
         ({"norm_layer": ["os"]}, r"x\.norm_layer is \['os'\]; it must be text or null"),
-        ({"bank": "both"}, r"x\.bank is 'both'; it must be 'input' or 'learn'"),
+        ({"bank": "both"}, r"x\.bank is 'both'; it must be 'input', 'learn' or 'windows'"),
         (
             {"device": "cpu"},
             r"x\.device is 'cpu'; device is not a permitted option, use one of: above, act_layer, att",

@@ -166,7 +166,7 @@ def build(
 ) -> AdaTape:
     """An AdaTape from scratch; `options` are fields of `TapeJoin` and `ReaderConfig`, and arguments of timm's ViT."""
     if bank not in ("input", "learn"):
-        raise ValueError(f"bank is {bank!r}; it must be 'input' or 'learn'")
+        raise ValueError(f"bank is {bank!r}; it must be 'input' or 'learn' ('windows' is an option of adatape.wrap)")
     fields, join_fields, shape = split_options(options)
     reading = dataclasses.replace(default_reader_config(bank, large=shape.get("depth", 12) > 12), **fields)
     join = TapeJoin(**join_fields)

@@ -23,7 +23,7 @@ def haystack(
     """
     if system == "adatape":
         tape = {"bank": "windows", "window": WINDOW, "view": VIEW, "steps": reads, "layer": 1, "cell": WINDOW // 2}
-        tape |= {"encoder": "convolutions", "scan_scale": 1, "scan_fold": 4}
+        tape |= {"encoder": "convolutions", "scan_scale": 1}
         model = ImageModel("vit_tiny_patch16_224", {**SHAPE, "img_size": VIEW, "patch_size": 8}, wrap=tape)
     else:
         model = ImageModel("vit_tiny_patch16_224", {**SHAPE, "depth": 3, "patch_size": 16})
