@@ -25,7 +25,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
 import adatape
-from adatape.config import Experiment, ImageModel, Images, to_dict
+from adatape.config import Experiment, ImageModel, to_dict
 from adatape.data.decode import one_line
 from adatape.data.sets import open_set
 from adatape.evaluate.result import Result
@@ -233,10 +233,11 @@ def _need(*packages: str) -> None:
 def example_for(experiment: Experiment, model: Adaptive, count: int = 1, seed: int = 0) -> Tensor:
     """Random inputs of a run's shape: pixels from -1 to 1, or symbols -1, 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
-    if isinstance(experiment.data, Images):
-        size = (count, model.vit.in_chans, experiment.data.size, experiment.data.size)
-        return 2 * torch.rand(size, generator=generator) - 1
-    return torch.randint(-1, 2, (count, experiment.data.length), generator=generator)
+    side, length = experiment.data.image_size, experiment.data.sequence_length
+    if side is not None:
+        return 2 * torch.rand((count, model.vit.in_chans, side, side), generator=generator) - 1
+    assert length is not None
+    return torch.randint(-1, 2, (count, length), generator=generator)
 
 
 def facts(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
@@ -260,10 +261,10 @@ def facts(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
 
 def _shown(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
     data = experiment.data
-    if not isinstance(data, Images):
-        return {"input_size": [data.length]}
-    channels = model.vit.in_chans
-    size = {"input_size": [channels, data.size, data.size], "mean": [0.5] * channels, "std": [0.5] * channels}
+    side, channels = data.image_size, model.vit.in_chans
+    if side is None:
+        return {"input_size": [data.sequence_length]}
+    size = {"input_size": [channels, side, side], "mean": [0.5] * channels, "std": [0.5] * channels}
     return {**size, "exif_orientation": data.exif_orientation, "labels": open_set(data, "test").names}
 
 

@@ -34,13 +34,13 @@ def train(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Run a recipe, or the config.json of a run; a run folder goes on where it was stopped.
+    """Run a recipe, or the config.json of a run; a run folder is resumed from its newest checkpoint.
 
     Args:
         what: the recipe, a config.json, or a run folder
         set: field=value, as in optimizer.clip=2.0 or data.augment.mixup=0.5; give it once for each field
         out: run folder; default runs/RECIPE-N
-        resume: go on if the run folder exists already, as a job that is queued again should
+        resume: resume if the run folder exists already, as a requeued job should
     """
     from adatape.report.tables import trained_table
     from adatape.train.launch import train_to_folder

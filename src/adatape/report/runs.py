@@ -179,7 +179,7 @@ def _read(folder: Path) -> Run:
     check_links(folder)  # the page would hold pictures from elsewhere
     experiment = load_config(folder / "config.json")
     if not (folder / RESULT).is_file():
-        raise FileNotFoundError(f"has no {RESULT}: the run is not finished; `adatape train {folder}` goes on with it")
+        raise FileNotFoundError(f"has no {RESULT}: the run is not finished; `adatape train {folder}` resumes it")
     env = folder / "env.json"
     return Run(folder, experiment, load_result(folder), read_object(env) if env.is_file() else {})
 

@@ -245,8 +245,8 @@ def figures_table(found: FiguresResult) -> Table:
 def report_table(found: ReportResult) -> Table:
     from adatape.report.runs import results_table
 
-    passed_over = [f"passed over {folder}: {reason}" for folder, reason in found.skipped.items()]
-    notes = [*found.missing_weights, *passed_over, f"report: {found.out}"]
+    skipped = [f"skipped {folder}: {reason}" for folder, reason in found.skipped.items()]
+    notes = [*found.missing_weights, *skipped, f"report: {found.out}"]
     heads = {"accuracy": "accuracy %", "parameters": "M parameters", "gflops_mean": "GFLOPs mean"}
     return results_table(found.rows, heads, notes)
 

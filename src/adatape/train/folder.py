@@ -17,7 +17,7 @@ import timm
 import torch
 
 import adatape
-from adatape.config import Budget, CountOrZero, Experiment, NotNegative, Parity, Share, to_dict
+from adatape.config import Budget, CountOrZero, Experiment, NotNegative, Share, to_dict
 from adatape.evaluate.budget import apply_budget
 from adatape.models.base import Adaptive
 from adatape.reader import TapeReader
@@ -159,9 +159,9 @@ def check_made_by(path: Path, experiment: Experiment) -> None:
 
 
 def _at_length(experiment: Experiment, model: Adaptive, length: int) -> None:
-    if not isinstance(experiment.data, Parity):
+    trained = experiment.data.sequence_length
+    if trained is None:
         raise ValueError(f"length is {length}; it can be set for sequences only, so leave it out")
-    trained = experiment.data.length
     if length == trained:
         return
     reader, bank = model.tape_reader(), model.tape_bank()
