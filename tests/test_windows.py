@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from adatape.models.windows import WindowOptions, WindowTape
 from adatape.windows.answers import OneLabel, SeveralLabels
 from adatape.windows.scan import Scan, cut_windows, highest_apart, scan_shape
 
+ROOT = Path(__file__).parents[1]
 IMAGE = (96, 128)
 
 
@@ -139,6 +142,8 @@ def test_only_windows_that_are_read_are_encoded() -> None:
 )
 def test_the_cost_is_what_pytorch_counts(options: dict[str, Any]) -> None:
     model = small(**options)
+    deployed = [p for name, p in model.named_parameters() if not name.startswith("scan.guess")]
+    assert total(model.cost()).parameters == sum(p.numel() for p in deployed)
     for steps in (0, 1, 4) if model.view else (1, 4):
         model.set_budget(steps)
         with FlopCounterMode(display=False) as counter:
@@ -251,3 +256,14 @@ def test_test_canvases_show_digits_that_no_training_canvas_has() -> None:
     for image, count, corners in zip(canvases.images[:50], canvases.digits[:50], canvases.corners[:50], strict=True):
         for top, left in corners[:count]:
             assert np.ascontiguousarray(image[top : top + DIGIT, left : left + DIGIT]).tobytes() not in seen
+
+
+def test_the_example_of_the_guide_runs() -> None:
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "large_images.md").read_text(), re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(compile(block, "large_images.md", "exec"), scope)
+    out, model = scope["out"], scope["model"]
+    assert out.logits.shape == (1, 4)
+    assert out.tape.index.shape == (1, 8, 1)
+    assert model.scan.grid(800, 1360) == (50, 85)
+    assert round(total(model.cost(8)).macs / 1e9, 2) == 1.03

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from adatape.config import Budget
 from adatape.counter_rng import keys_of, uniform
 from adatape.losses import LossName, class_loss
-from adatape.macs import PartCost, block_macs, linear_macs, parameter_count, total
+from adatape.macs import PartCost, block_macs, embedding_cost, linear_macs, parameter_count, total
 from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, ignore_block, macs_by_count
 from adatape.packing import append_tape
 from adatape.ragged_attention import padding_mask
@@ -259,8 +259,8 @@ class WindowTape(Adaptive):
         encoder = [] if self.encoder is None else [self.encoder]
         scanned = self.scan.macs(*self.image) if tape else 0
         return [
-            PartCost("view", parameter_count(vit.patch_embed), view * vit.patch_embed.proj.weight.numel()),
-            PartCost("scan", parameter_count(self.scan), scanned),
+            PartCost("view", embedding_cost(vit).parameters, view * vit.patch_embed.proj.weight.numel()),
+            PartCost("scan", parameter_count(self.scan.layers, self.scan.score), scanned),
             PartCost("windows", parameter_count(*own, *encoder), tape * (self._window_macs() + rows)),
             PartCost("blocks", parameter_count(vit.blocks, vit.norm), below + above),
             PartCost("head", parameter_count(vit.head, vit.fc_norm), linear_macs(vit.head)),
