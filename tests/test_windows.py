@@ -10,17 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch.utils.flop_counter import FlopCounterMode
 
 import adatape
-from adatape.config import Images
+from adatape.config import ImageModel, Images
 from adatape.data.haystack import DIGIT, make_haystack
 from adatape.data.images import haystack_of, open_images
 from adatape.macs import total
-from adatape.models.build import WrapWindowsOptions
+from adatape.models.build import WrapWindowsOptions, image_size_options
 from adatape.models.windows import WindowOptions, WindowTape
+from adatape.train.release import release
+from adatape.train.task import build_image_model
 from adatape.windows.answers import OneLabel, SeveralLabels
 from adatape.windows.scan import Scan, cut_windows, highest_apart, scan_shape
 
@@ -267,3 +270,15 @@ def test_the_example_of_the_guide_runs() -> None:
     assert out.tape.index.shape == (1, 8, 1)
     assert model.scan.grid(800, 1360) == (50, 85)
     assert round(total(model.cost(8)).macs / 1e9, 2) == 1.03
+
+
+def test_a_released_model_of_windows_answers_as_it_did(tmp_path: Path) -> None:
+    wrapping: dict[str, Any] = {"bank": "windows", "window": 16, "cell": 8, "steps": 3, "view": 32, "layer": 1}
+    shape: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    settings = ImageModel("vit_tiny_patch16_224", shape, wrap=wrapping)
+    model = build_image_model(settings, 96, 3, 5, weights=False).eval()
+    options = {"backbone": settings.name, **shape, **wrapping, **image_size_options(wrapping, 96)[1], "num_classes": 5}
+    release(model, "adatape", options, tmp_path / "to", result={"accuracy": 0.5, "loss": 1.0}, command="")
+    again = timm.create_model(f"local-dir:{tmp_path / 'to'}", pretrained=True).eval()
+    x = images(2)[..., :96]
+    assert torch.equal(again(x), model(x))

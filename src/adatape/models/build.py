@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from timm.models.vision_transformer import VisionTransformer
@@ -130,6 +131,13 @@ def _wrap_windows(vit: VisionTransformer, image: tuple[int, int] | None, options
     like = next(vit.parameters())
     model = WindowTape(vit, (height, width), WindowOptions(**options))
     return model.to(like.device, like.dtype).train(vit.training)
+
+
+def image_size_options(wrapping: Mapping[str, Any] | None, size: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of the ViT and of `wrap` that state the images' size: a reader of windows takes it, else the ViT."""
+    if wrapping is not None and wrapping.get("bank") == "windows":
+        return {}, {"image": (size, size)}
+    return {"img_size": size}, {}
 
 
 def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

@@ -19,6 +19,7 @@ from adatape.config import Budget, ImageModel
 from adatape.data.augment import SHORT_SIDE
 from adatape.data.sets import LabelledSet, open_set
 from adatape.evaluate.result import Result
+from adatape.models.build import image_size_options
 from adatape.train.folder import load_result, load_run
 from adatape.train.identity import Identity, identity
 from adatape.train.weights import FORMAT, stamp
@@ -84,10 +85,11 @@ def release_to_folder(folder: Path, to: Path, trust: bool = False) -> Released:
         raise ValueError(f"{folder} is a run on {type(data).__name__}; timm's format is for models of images")
     test = open_set(data, "test")
     channels, size, _ = test.shape
-    shape = {"img_size": size, "in_chans": channels, "num_classes": test.classes}
+    sized, whole = image_size_options(settings.wrap, size)
+    shape = {"in_chans": channels, "num_classes": test.classes, **sized}
     result, env = load_result(folder), read_object(folder / "env.json") if (folder / "env.json").is_file() else {}
     command = str(env.get("command", "the command is not known"))
-    wrapped = {} if settings.wrap is None else {"backbone": settings.name, **settings.wrap}
+    wrapped = {} if settings.wrap is None else {"backbone": settings.name, **settings.wrap, **whole}
     release(
         model,
         "adatape" if wrapped else settings.name,

@@ -18,7 +18,7 @@ from adatape.data.imageset import Tally
 from adatape.data.loaders import Labelled
 from adatape.data.sets import LabelledSet, open_set
 from adatape.models.base import Adaptive
-from adatape.models.build import wrap
+from adatape.models.build import image_size_options, wrap
 from adatape.models.checked_build import build_checked
 from adatape.models.options import check_options, check_wrap
 from adatape.models.plain import Plain
@@ -79,9 +79,8 @@ def build_image_model(model: ImageModel, size: int, channels: int, classes: int,
         raise ValueError(f"model.name is {model.name!r}; `adatape models` lists ours, timm.list_models() all")
     check_options("model.options", model.options)
     check_wrap("model.wrap", model.wrap or {})
-    large = model.wrap is not None and model.wrap.get("bank") == "windows"
-    given: dict[str, Any] = {"in_chans": channels, "num_classes": classes}
-    given |= {} if large else {"img_size": size}
+    sized, whole = image_size_options(model.wrap, size)
+    given: dict[str, Any] = {"in_chans": channels, "num_classes": classes, **sized}
     for option, value in given.items():
         if model.options.get(option, value) != value:
             said = f"model.options.{option} is {model.options[option]!r}"
@@ -97,11 +96,10 @@ def build_image_model(model: ImageModel, size: int, channels: int, classes: int,
             given["pretrained_cfg_overlay"] = {"state_dict": read_weights(Path(model.pretrained)), "custom_load": False}
     named = partial(timm.create_model, model.name)
     built = build_checked(named, model.name, model.options, "model.options", **given)
-    if large:
-        return build_checked(partial(wrap, built, image=(size, size)), "adatape.wrap", model.wrap or {}, "model.wrap")
-    _check_fits(built, size)
+    if not whole:
+        _check_fits(built, size)
     if model.wrap is not None:
-        built = build_checked(partial(wrap, built), "adatape.wrap", model.wrap, "model.wrap")
+        built = build_checked(partial(wrap, built, **whole), "adatape.wrap", model.wrap, "model.wrap")
     elif not isinstance(built, Adaptive):
         built = Plain(built)
     if model.trains == "tape":
