@@ -107,7 +107,7 @@ def beyond() -> str:
         ],
         [
             "trained at 512, seed 0",
-            f"{percent(accuracy, 1)} % at step {step:,}, where the session ended: not known",
+            f"{percent(accuracy, 1)} % at step {step:,}, where its GPU time ended: not known",
             f"`{command} 512`",
         ],
         ["trained at 1024", "not run", ""],
