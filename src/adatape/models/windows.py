@@ -83,7 +83,8 @@ class WindowTape(Adaptive):
         self.steps, self.floor = options.steps, options.floor
         self.view = _size(options.view)
         self.layer = len(vit.blocks) if options.layer is None else options.layer
-        shape = scan_shape(options.cell, options.scan_scale, options.scan_fold, options.scan_width)
+        wide = options.window > 2 * options.cell  # a score should see about what its window shows
+        shape = scan_shape(options.cell, options.scan_scale, options.scan_fold, options.scan_width, wide)
         _check(self, shape.cell)
         if self.view is not None and self.view != tuple(vit.patch_embed.img_size):
             vit.set_input_size(self.view)
@@ -132,13 +133,14 @@ class WindowTape(Adaptive):
         return Read(tape, Places(scores, gate, evidence, scanned.found, scanned.guesses, searched))
 
     def _centres(self, index: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
-        """Of the windows of cells; in training they are off by up to a cell's half."""
-        columns, half = self.scan.grid(*x.shape[-2:])[1], self.options.cell // 2
-        centres = self.scan.centres(index, columns)
-        if not self.training:
+        """Of the windows of cells; training moves them by up to half a cell where windows are wider than two cells."""
+        cell = self.options.cell
+        centres = self.scan.centres(index, self.scan.grid(*x.shape[-2:])[1])
+        most = min(cell // 2, max(0, (self.window - 2 * cell) // 2))
+        if not self.training or most == 0:
             return centres
-        off = _uniform(x, 2 * index.shape[1], key, 3).unflatten(1, (-1, 2))
-        return centres + (off * (2 * half + 1)).long() - half
+        moved = _uniform(x, 2 * index.shape[1], key, 3).unflatten(1, (-1, 2))
+        return centres + (moved * (2 * most + 1)).long() - most
 
     def _choose(self, scanned: Scanned, searched: Searched | None, key: Tensor | None) -> tuple[Tensor, Tensor]:
         """Cells and scores; training also reads what it finds without the scan's scores, and random places."""

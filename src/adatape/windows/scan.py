@@ -28,13 +28,16 @@ class ScanShape(NamedTuple):
         return self.scale * self.fold * math.prod(self.strides)
 
 
-def scan_shape(cell: int = 16, scale: int = 2, fold: int = 2, width: int = 16) -> ScanShape:
-    """Strides of 2 until a cell is `cell` pixels wide, and one convolution more; widths are 1, 2, 3, 3, … × `width`."""
+def scan_shape(cell: int = 16, scale: int = 2, fold: int = 2, width: int = 16, wide: bool = True) -> ScanShape:
+    """Strides of 2 until a cell is `cell` pixels wide; a score then sees two cells, or four with one convolution more.
+
+    Channels are 1, 2, 3, 3, … × `width`.
+    """
     halvings = round(math.log2(cell / (scale * fold))) if min(cell, scale, fold) > 0 else -1
     if halvings < 0 or scale * fold * 2**halvings != cell:
         raise ValueError(f"cell is {cell}; it must be scan_scale × scan_fold = {scale * fold} times a power of two")
-    widths = tuple(width * factor for factor in (1, 2, *[3] * halvings))[: halvings + 2]
-    return ScanShape(scale, fold, widths, (2,) * halvings + (1,))
+    strides = (2,) * halvings + (1,) * wide
+    return ScanShape(scale, fold, tuple(width * min(n + 1, 3) for n in range(len(strides) + 1)), strides)
 
 
 class Scanned(NamedTuple):
