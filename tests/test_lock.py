@@ -102,7 +102,9 @@ def test_a_killed_trainer_leaves_no_lock_even_where_its_data_workers_live_on(for
 @in_the_long_suite
 def test_one_rank_locks_for_all_and_a_restart_by_torchrun_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with torchrun(command(out, 40), restarts=1) as agent:
+    # One restart for the kill below, one because a process of torch may abort while it exits ("terminate called without
+    # an active exception", seen once in a dozen runs): it is started again, finds the result and ends.
+    with torchrun(command(out, 40), restarts=2) as agent:
         wait_until(at_step(out, 5))
         assert "is being written by process" in in_a_fork(out)
         before = children_of(agent.pid)
