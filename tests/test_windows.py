@@ -92,6 +92,19 @@ def test_a_cell_sees_its_own_place() -> None:
         assert moved.flatten()[index] >= 0.5 * moved.max() > 0
 
 
+@pytest.mark.parametrize(("cell", "scale", "fold", "wide"), [(16, 2, 2, True), (8, 1, 2, False), (16, 2, 4, True)])
+def test_a_window_stands_around_what_its_score_sees(cell: int, scale: int, fold: int, wide: bool) -> None:
+    scan = Scan(1, scan_shape(cell, scale, fold, 4, wide)).eval()
+    x = torch.randn(1, 1, 20 * cell, 24 * cell, requires_grad=True)
+    index = torch.tensor(9 * 24 + 11)
+    scan(x).scores.flatten(1)[0, index].backward()
+    assert x.grad is not None
+    seen = x.grad[0, 0].nonzero()
+    middle = (seen.amin(0) + seen.amax(0) + 1) / 2
+    assert torch.equal(middle, scan.centres(index, 24).float())
+    assert ((seen.amax(0) - seen.amin(0) + 1) == (4 if wide else 2) * cell).all()
+
+
 def test_a_budget_of_nothing_is_the_vit_on_the_view() -> None:
     model, x = small(view=32, layer=2), images()
     model.set_budget(0)

@@ -28,7 +28,7 @@ class ModelCost(Result):
     model: str
     options: dict[str, str]
     tape: int | None
-    """as asked; None is all that the budget allows"""
+    """tape length that the cost is for; None is the longest that the budget allows"""
     tape_tokens: int | None
     """counted here; None for a model without a tape"""
     parameters: int

@@ -40,7 +40,7 @@ from adatape.train.weights import write_weights
 from adatape.validation import finite
 
 CONFIRMATIONS = 3  # evaluations in a row that must reach `stop_at`
-STOP_CHECK_EVERY = 10  # steps between checks of whether any process was asked to stop
+STOP_CHECK_EVERY = 10  # steps between checks of whether any process has received a signal to stop
 
 
 class TrainStatus(NamedTuple):
@@ -111,7 +111,7 @@ def train_loop(logger: RunLogger, stop: Stop) -> dict[str, Any]:
 
 
 def check_stop(logger: RunLogger, stop: Stop) -> None:
-    """Saves and raises Stopped if any process was asked to stop; all processes stop at the same step."""
+    """Saves and raises Stopped if any process has received a signal to stop; all stop at the same step."""
     trainer = logger.trainer
     if trainer.shard.world > 1 and trainer.step % STOP_CHECK_EVERY:
         return

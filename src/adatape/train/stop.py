@@ -10,7 +10,7 @@ CODES = {signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGINT: 128 + signal.SIGIN
 
 
 class Stopped(Exception):  # noqa: N818  not an error: the run can be resumed
-    """Raised when a run was asked to stop and has saved a checkpoint."""
+    """Raised when a run has saved a checkpoint after a signal to stop."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

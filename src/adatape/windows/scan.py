@@ -86,9 +86,12 @@ class Scan(nn.Module):
         return -(-height // self.shape.cell), -(-width // self.shape.cell)
 
     def centres(self, index: Int[Tensor, "*n"], columns: int) -> Int[Tensor, "*n 2"]:
-        """Pixel (row, column) at the middle of cells, which are numbered row by row."""
+        """Pixel (row, column) at the middle of what the scores of cells see; cells are numbered row by row.
+
+        That is not a cell's own middle: its first convolution sees the 2 × 2 folded pixels at its corner.
+        """
         at = torch.stack([index // columns, index % columns], -1)
-        return at * self.shape.cell + self.shape.cell // 2
+        return at * self.shape.cell + self.shape.scale * self.shape.fold
 
     def macs(self, height: int, width: int) -> int:
         rows, columns = self.grid(height, width)
