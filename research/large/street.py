@@ -328,13 +328,13 @@ def distil(model: Model, images: Tensor, shown: Tensor, plan: ScanPlan, *, batch
 
 
 @torch.no_grad()
-def scan_centres(model: Model, images: Tensor, k: int, spread: int = 1) -> tuple[Tensor, Tensor]:
+def scan_centres(model: Model, images: Tensor, k: int) -> tuple[Tensor, Tensor]:
     model.eval()
     centres, tops = [], []
     for part in images.split(30):
         with autocast(images.device):
             scores = model.scores(part)
-        rows, columns, top = choose(scores, k, spread)
+        rows, columns, top = choose(scores, k)
         centres.append(torch.stack([model.scan.centre(rows), model.scan.centre(columns)], -1) * SCALE)
         tops.append(top)
     return torch.cat(centres), torch.cat(tops)

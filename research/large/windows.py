@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adatape.windows import scan
+from adatape.windows.answers import SeveralLabels
 
-class Scan(nn.Module):
-    """Scores for cells of an image: unshuffled by `fold`, a 2 × 2 convolution, then one of 3 × 3 for each stride.
 
-    Batch norms, since a LayerNorm over 16 channels of millions of places takes longer than the convolutions. With
-    `classes`, a second map guesses the class at every cell, which the mixture needs.
+class Scan(scan.Scan):
+    """The package's scan with one score for each cell, which both the mixture and the windows teach.
+
+    It is given images at the resolution that it sees. With `classes`, a second map guesses the class at every cell.
     """
 
     def __init__(
@@ -24,25 +23,10 @@ class Scan(nn.Module):
         strides: tuple[int, ...] = (2, 2, 1),
         classes: int = 0,
     ) -> None:
-        super().__init__()
-        self.fold, self.strides = fold, strides
-
-        def conv(i: int, o: int, kernel: int, stride: int = 1, padding: int = 0) -> list[nn.Module]:
-            return [nn.Conv2d(i, o, kernel, stride, padding, bias=False), nn.BatchNorm2d(o), nn.GELU()]
-
-        layers = conv(channels * fold * fold, widths[0], 2)
-        for i, o, stride in zip(widths[:-1], widths[1:], strides, strict=True):
-            layers += conv(i, o, 3, stride, 1)
-        self.layers = nn.Sequential(*layers)
-        self.score = nn.Conv2d(widths[-1], 1, 1)
+        super().__init__(channels, scan.ScanShape(1, fold, widths, strides))
         self.guess = nn.Conv2d(widths[-1], classes, 1) if classes else None
 
-    def features(self, images: Tensor) -> Tensor:
-        """(b, ch, H, W) -> (b, c, h, w)"""
-        x = F.pixel_unshuffle(images, self.fold).contiguous(memory_format=torch.channels_last)
-        return self.layers(F.pad(x, (0, 1, 0, 1)))  # a cell's 2 × 2 begins at its own corner
-
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:  # type: ignore[override]
         """(b, ch, H, W) -> scores (b, h, w), fp32"""
         return self.score(self.features(images))[:, 0].float()
 
@@ -52,41 +36,22 @@ class Scan(nn.Module):
         x = self.features(images)
         return self.score(x)[:, 0].float(), self.guess(x).movedim(1, -1).float()
 
-    def stride(self) -> int:
-        return self.fold * math.prod(self.strides)
-
     def centre(self, cells: Tensor) -> Tensor:
-        """Centre pixel of the receptive field of `cells` (rows or columns): the first 2 × 2 spans 2 × fold pixels."""
-        return cells * self.stride() + self.fold
-
-    def macs(self, height: int, width: int) -> int:
-        h, w, total = height // self.fold, width // self.fold, 0
-        for layer in self.layers:
-            if isinstance(layer, nn.Conv2d):
-                s, (k, _) = layer.stride[0], layer.kernel_size
-                h, w = -(-h // s), -(-w // s)
-                total += h * w * k * k * layer.in_channels * layer.out_channels
-        return total + h * w * self.score.in_channels
+        """Pixel at the middle of what cell (row or column) `cells` sees."""
+        return cells * self.shape.cell + self.shape.fold
 
 
-def choose(scores: Tensor, k: int, spread: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """The k highest cells of (b, h, w) without neighbours of higher ones: rows, columns and scores, each (b, k)."""
-    b, _, w = scores.shape
-    around = F.max_pool2d(scores[:, None], 2 * spread + 1, stride=1, padding=spread)[:, 0]
-    peaks = scores.masked_fill(scores < around, float("-inf"))
-    top, at = peaks.view(b, -1).topk(k)
-    return at // w, at % w, top
+def choose(scores: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The k highest cells of (b, h, w), neighbours of a higher one left out: rows, columns and scores, each (b, k)."""
+    at, top = scan.highest_apart(scores, k)
+    return at // scores.shape[2], at % scores.shape[2], top
 
 
 def cut(images: Tensor, centres: Tensor, size: int) -> Tensor:
-    """Windows (b, k, size, size, …) of (b, H, W, …) around centres (b, k, 2); zero outside the image."""
-    b, height, width = images.shape[:3]
-    inside = torch.arange(size, device=images.device) - size // 2
-    rows, columns = centres[..., 0, None] + inside, centres[..., 1, None] + inside  # (b, k, size)
-    batch = torch.arange(b, device=images.device)[:, None, None, None]
-    found = images[batch, rows.clamp(0, height - 1)[..., :, None], columns.clamp(0, width - 1)[..., None, :]]
-    within = ((rows >= 0) & (rows < height))[..., :, None] & ((columns >= 0) & (columns < width))[..., None, :]
-    return found * within.view(*within.shape, *[1] * (found.dim() - within.dim()))
+    """Windows (b, k, size, size[, channels]) of (b, H, W[, channels]) around centres (b, k, 2); zero outside."""
+    if images.dim() == 3:
+        return scan.cut_windows(images[:, None], centres, size)[:, :, 0]
+    return scan.cut_windows(images.movedim(-1, 1), centres, size).movedim(2, -1)
 
 
 class Convolutions(nn.Module):
@@ -134,9 +99,7 @@ def mixture_loss(scores: Tensor, guesses: Tensor, targets: Tensor) -> Tensor:
 
     (b, h, w), (b, h, w, classes), (b, classes). A cell whose guess is right where others' are not rises.
     """
-    share = scores.flatten(1).log_softmax(1)
-    mixed = (share[..., None] + guesses.flatten(1, 2).log_softmax(-1)).logsumexp(1)
-    return -(mixed * targets).sum() / targets.sum()
+    return SeveralLabels().found(scores.flatten(1), guesses.flatten(1, 2), targets)
 
 
 def presence_loss(log_none: Tensor, targets: Tensor) -> Tensor:
