@@ -25,7 +25,7 @@ from adatape.export import Difference
 from adatape.recipes.parity import parity_small
 from adatape.report.figures import DRAWN
 from adatape.report.table import Table
-from adatape.report.terminal import TerminalProgress
+from adatape.report.terminal import TerminalProgress, print_table
 from adatape.serve.server import Server, run_server
 from adatape.train.launch import train_to_folder
 
@@ -220,6 +220,18 @@ def in_the_terminal(table: Table) -> str:
     file = io.StringIO()
     Console(file=file, width=200).print(table.to_terminal())
     return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 200])
+def test_no_figure_is_cut_however_narrow_the_terminal(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    figures = [("parity", *(f"{n}.00{n}8" for n in range(1, 9)), "8.0 ± 0.5")]
+    columns = ("run", "accuracy", "loss", "sequence", "longest", "variance", "GFLOPs mean", "p50", "p95", "tape length")
+    print_table(Table(columns, figures))
+    *_, last = capsys.readouterr().out.splitlines()
+    assert all(cell in last for cell in figures[0][1:])
 
 
 def test_a_table_has_the_same_cells_in_three_forms_whatever_they_hold() -> None:

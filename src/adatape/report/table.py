@@ -30,6 +30,7 @@ class Table:
                 raise ValueError(f"a row has {len(row)} cells; the table has {len(self.columns)} columns")
 
     def to_terminal(self) -> RichTable:
+        from rich.cells import cell_len
         from rich.table import Table as RichTable
         from rich.text import Text
 
@@ -38,8 +39,11 @@ class Table:
         )
         for n, name in enumerate(self.columns):
             left = n in self.words
+            # A title may wrap between words; a figure that is cut is another figure.
+            whole = [*name.split(), *(one_line(row[n]) for row in self.rows)]
+            longest = None if left else max(map(cell_len, whole), default=0)
             table.add_column(
-                Text(one_line(name)), justify="left" if left else "right", no_wrap=not left, overflow="fold"
+                Text(one_line(name)), justify="left" if left else "right", overflow="fold", min_width=longest
             )
         for row in self.rows:
             table.add_row(*(Text(one_line(cell)) for cell in row))

@@ -45,9 +45,8 @@ class TerminalProgress(Progress):
 def print_table(table: Table) -> None:
     if not _is_first():
         return
-    console, shown = Console(), table.to_terminal()
-    if not console.is_terminal:  # no line of figures is cut in a file or a pipe
-        console = Console(width=max(console.width, Console(width=WIDTH).measure(shown).minimum))
+    shown = table.to_terminal()
+    console = Console(width=max(Console().width, Console(width=WIDTH).measure(shown).minimum))  # no figure is cut
     if table.rows:
         console.print(shown)
     for note in table.notes:
