@@ -230,8 +230,8 @@ def test_no_figure_is_cut_however_narrow_the_terminal(
     figures = [("parity", *(f"{n}.00{n}8" for n in range(1, 9)), "8.0 ± 0.5")]
     columns = ("run", "accuracy", "loss", "sequence", "longest", "variance", "GFLOPs mean", "p50", "p95", "tape length")
     print_table(Table(columns, figures))
-    *_, last = capsys.readouterr().out.splitlines()
-    assert all(cell in last for cell in figures[0][1:])
+    shown = capsys.readouterr().out.splitlines()
+    assert any(all(cell in line for cell in figures[0][1:]) for line in shown), shown
 
 
 def test_a_table_has_the_same_cells_in_three_forms_whatever_they_hold() -> None:
