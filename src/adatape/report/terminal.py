@@ -46,7 +46,7 @@ def print_table(table: Table) -> None:
     if not _is_first():
         return
     shown = table.to_terminal()
-    # rich's least width forgets padding where several columns have a least width of their own, and cuts the last figure.
+    # rich's least width leaves out padding where several columns have one of their own, and cuts the last figure.
     needed = Console(width=WIDTH).measure(shown).minimum + 2 * len(table.columns)
     console = Console(width=max(Console().width, needed))
     if table.rows:
