@@ -140,7 +140,8 @@ def test_the_controls_read_unread_tokens_in_their_own_order() -> None:
 def test_the_shared_norm_learns_only_where_it_may(learns: bool) -> None:
     bank = LearnedBank(40, 16)
     reader = TapeReader(16, ReaderConfig(steps=3, merge=2, query_width=8, norm_scale=0.5, norm_learns=learns), 40)
-    reader(torch.randn(4, 16), bank.open(torch.zeros(4))).tokens.sum().backward()
+    query = torch.randn(4, 16)
+    reader(query, bank.open(torch.zeros(4), query[:, None], query)).tokens.sum().backward()
     assert all((p.grad is not None) == learns for p in reader.norm.parameters())
     assert bank.tokens.grad is not None
     assert torch.equal(reader.norm.weight, torch.full((16,), 0.5))  # type: ignore[arg-type]

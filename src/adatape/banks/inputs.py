@@ -1,108 +1,19 @@
-"""Tape banks: modules that compute the tokens a tape may be read from, all called as `bank(inputs)`.
-
-A reader needs only the first coordinates of every token, to score them, and the tokens that it selects. `bank.open`
-therefore returns an object that computes either on request.
-"""
+"""InputBank: patches of the sample's own image, finer than the ViT's."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from timm.layers import lecun_normal_, resample_abs_pos_embed, trunc_normal_
+from timm.layers import lecun_normal_, resample_abs_pos_embed
 from torch import Tensor, nn
 
-from adatape.atr import at_least_float32, take
-from adatape.macs import NoCostFormula, linear_macs, token_macs
-from adatape.patches import PatchRows, matmul_dtype, raw_patches
-
-
-class BankView:
-    """An opened bank whose tokens are already computed."""
-
-    def __init__(self, tokens: Float[Tensor, "c d"] | Float[Tensor, "b c d"]) -> None:
-        self.tokens, self.size = tokens, tokens.shape[-2]
-
-    def all(self) -> Float[Tensor, "*b c d"]:
-        return self.tokens
-
-    def take(self, index: Int[Tensor, "b t k"]) -> Float[Tensor, "b t k d"]:
-        return take(self.tokens, index)
-
-    def keys(self, norm: nn.LayerNorm | None, width: int) -> Float[Tensor, "*b c width"]:
-        """The first `width` coordinates of every token after the reader's norm, without gradient."""
-        with torch.no_grad():
-            return (self.tokens.float() if norm is None else normed(self.tokens, norm))[..., :width].float()
-
-
-class Bank(nn.Module):
-    """Base class: maps a batch of inputs to tokens, (c, d) for all samples or (b, c, d)."""
-
-    size: int  # tokens per sample (C)
-
-    def open(self, inputs: Tensor) -> BankView:
-        """Opens the bank for a batch; subclasses may return a `BankView` that computes tokens on request."""
-        return BankView(self(inputs))
-
-    def init_from_vit(self, vit: Any) -> None:
-        """Initialises the bank from a pretrained ViT; does nothing by default."""
-
-    def set_input_size(self, image: tuple[int, int]) -> None:
-        """Changes the image size; does nothing by default."""
-
-    def no_weight_decay(self) -> set[str]:
-        return set()
-
-    def token_macs(self) -> int:
-        """Multiply-adds of computing one sample's tokens."""
-        raise NoCostFormula(f"no cost formula for the tokens of {type(self).__name__}; define its method token_macs")
-
-
-class NoBank(Bank):
-    """An empty bank, for tapes that are not read from a bank."""
-
-    size = 0
-
-    def forward(self, inputs: Tensor) -> Float[Tensor, "0 0"]:
-        return inputs.new_zeros(0, 0)
-
-    def token_macs(self) -> int:
-        return 0
-
-
-class LearnedBank(Bank):
-    """Trained vectors, the same for every sample."""
-
-    def __init__(self, size: int, width: int) -> None:
-        super().__init__()
-        if size < 1:
-            raise ValueError(f"bank_size is {size}; it must be at least 1")
-        self.size = size
-        self.tokens = nn.Parameter(trunc_normal_(torch.empty(size, width), std=0.02))
-
-    @torch.no_grad()
-    def init_from_vit(self, vit: Any) -> None:
-        """Initialises with the ViT's embeddings of noise patches at random positions, so tokens differ."""
-        embed, like = vit.patch_embed, next(vit.patch_embed.parameters())
-        if like.is_meta:
-            return
-        count, training = math.ceil(self.size / embed.num_patches), embed.training
-        noise = torch.randn(count, vit.in_chans, *embed.img_size, device=like.device, dtype=like.dtype)
-        tokens = embed.eval()(noise).reshape(-1, self.tokens.shape[1])[: self.size]
-        embed.train(training)
-        places = _positions(vit)
-        if places is not None:
-            tokens = tokens + places[0, torch.randint(places.shape[1], (self.size,), device=places.device)]
-        self.tokens.copy_(tokens)
-
-    def forward(self, images: Tensor) -> Float[Tensor, "c d"]:  # noqa: ARG002
-        return self.tokens
-
-    def token_macs(self) -> int:
-        return 0
+from adatape.atr import take
+from adatape.banks.base import Bank, BankView
+from adatape.macs import linear_macs, token_macs
+from adatape.patches import PatchRows, is_plain, matmul_dtype, raw_patches
 
 
 class InputBank(Bank):
@@ -113,8 +24,8 @@ class InputBank(Bank):
         height, breadth = (image, image) if isinstance(image, int) else image
         if patch < 1 or height % patch or breadth % patch:
             raise ValueError(f"bank patch is {patch}; it must divide the image size {height} × {breadth}")
-        self.patch = patch
-        self.h1 = PatchRows((height, breadth), patch, channels, width)
+        self.patch, self.width = patch, width
+        self.h1 = PatchRows((height, breadth), patch, channels, width, strict_img_size=False)
         self.size = self.h1.num_patches
         self.pos_embed = nn.Parameter(torch.randn(1, self.size, width) * 0.02)
         self.h2 = nn.Linear(width, width)
@@ -134,13 +45,21 @@ class InputBank(Bank):
         if isinstance(proj, nn.Conv2d) and proj.stride == proj.kernel_size and proj.in_channels == mine.in_channels:
             mine.weight.copy_(_resized_projection(proj.weight, self.patch))
             mine.bias.copy_(torch.zeros_like(mine.bias) if proj.bias is None else proj.bias)
-        places = _positions(vit)
+        places = vit_positions(vit)
         grids = self.h1.grid_size, vit.patch_embed.grid_size
         nn.init.zeros_(self.pos_embed)
         if places is not None:
             self.pos_embed.copy_(resample_abs_pos_embed(places, *grids, num_prefix_tokens=0))
         nn.init.eye_(self.h2.weight)
         nn.init.zeros_(self.h2.bias)
+
+    def boxes(
+        self, index: Int[Tensor, "*n"], image: tuple[float, float], read: tuple[int, int] | None = None
+    ) -> Float[Tensor, "*n 4"]:
+        rows, columns = self.grid_of(read or self.h1.img_size)
+        height, width = image[0] / rows, image[1] / columns
+        top, left = index // columns * height, index % columns * width
+        return torch.stack([top, left, torch.full_like(top, height), torch.full_like(left, width)], -1)
 
     def set_input_size(self, image: tuple[int, int]) -> None:
         """Changes the image size and resamples positions, as timm does for a ViT."""
@@ -157,17 +76,39 @@ class InputBank(Bank):
         return token_macs(self.h1) + self.size * linear_macs(self.h2)
 
     def forward(self, images: Float[Tensor, "b ch height width"]) -> Float[Tensor, "b c d"]:
-        return self.h2(self.h1(images) + self.pos_embed)
+        return self.h2(self.h1(images) + self.positions(images))
 
-    def open(self, images: Float[Tensor, "b ch height width"]) -> BankView:
-        return PatchView(self, images)
+    def open(
+        self,
+        images: Float[Tensor, "b ch height width"],
+        tokens: Float[Tensor, "b n d"],  # noqa: ARG002
+        query: Float[Tensor, "b d"],  # noqa: ARG002
+    ) -> BankView:
+        """Through h1 and h2 as modules where a tool has replaced their layers or weights; else without all tokens."""
+        return PatchView(self, images) if is_plain(self.h1.proj) and is_plain(self.h2) else BankView(self(images))
+
+    def positions(self, images: Float[Tensor, "b ch height width"]) -> Float[Tensor, "1 c d"]:
+        """Those of the bank, resampled where images have another size, as timm's ViTs with `dynamic_img_size` do."""
+        grid = self.grid_of((images.shape[-2], images.shape[-1]))
+        return resample_abs_pos_embed(self.pos_embed, grid, self.h1.grid_size, num_prefix_tokens=0)
+
+    def grid_of(self, image: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of patches of an image of that height and width."""
+        patch = self.patch
+        if any(side % patch for side in image):
+            raise ValueError(
+                f"images are {image[0]} × {image[1]} and the bank's patches {patch} × {patch}; they must divide both "
+                "sides, also where the ViT pads images: resize or pad them first"
+            )
+        return image[0] // patch, image[1] // patch
 
 
 class PatchView(BankView):
     """An opened InputBank. A token is affine in its raw patch, so full tokens are computed only where they are read."""
 
     def __init__(self, bank: InputBank, images: Float[Tensor, "b ch height width"]) -> None:
-        self.bank, self.images, self.size = bank, images, bank.size
+        self.bank, self.images, self.place = bank, images, bank.positions(images)[0]
+        self.size = self.place.shape[0]
         self.raw = raw_patches(images, bank.h1.patch_size).to(matmul_dtype(images))
 
     def all(self) -> Float[Tensor, "b c d"]:
@@ -176,7 +117,7 @@ class PatchView(BankView):
     def take(self, index: Int[Tensor, "b t k"]) -> Float[Tensor, "b t k d"]:
         first = self.bank.h1.proj
         projected = F.linear(take(self.raw, index), first.weight.flatten(1), first.bias)
-        return self.bank.h2(projected + F.embedding(index, self.bank.pos_embed[0]))
+        return self.bank.h2(projected + F.embedding(index, self.place))
 
     def keys(self, norm: nn.LayerNorm | None, width: int) -> Float[Tensor, "b c width"]:
         with torch.no_grad():
@@ -185,7 +126,7 @@ class PatchView(BankView):
     def _composed(self) -> tuple[Float[Tensor, "d p"], Float[Tensor, "c d"]]:
         """h2 ∘ h1 as one matrix, and one bias per position: h2(pos_embed + h1's bias)."""
         first, second = self.bank.h1.proj, self.bank.h2
-        place = self.bank.pos_embed[0] if first.bias is None else self.bank.pos_embed[0] + first.bias
+        place = self.place if first.bias is None else self.place + first.bias
         return second.weight @ first.weight.flatten(1), second(place)
 
 
@@ -212,13 +153,7 @@ def affine_keys(
     return scaled * norm.weight[:width].float() + norm.bias[:width].float()
 
 
-def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """`norm(x)` in float32 or better."""
-    x = at_least_float32(x)
-    return F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
-
-
-def _positions(vit: Any) -> Float[Tensor, "1 n d"] | None:
+def vit_positions(vit: Any) -> Float[Tensor, "1 n d"] | None:
     """The ViT's position embeddings of patches, without prefix tokens; None where it has none."""
     positions = vit.pos_embed
     return None if positions is None else positions.detach()[:, positions.shape[1] - vit.patch_embed.num_patches :]
