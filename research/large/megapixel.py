@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import canvas
 import numpy as np
 import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from windows import Convolutions, Scan, choose, cut, mixture_loss, noisy_or, presence_loss, value
+
+from adatape.data import megapixel as canvas
 
 KEPT = 50_000  # digits of the training set that canvases are made of; the others make held-out canvases, for choices
 SCALE = 2  # the scan sees canvases at half resolution
@@ -82,7 +83,7 @@ class Reader(nn.Module):
         x = self.norm(x[:, :4])
         return [head(x[:, i]).float() for i, head in enumerate(self.heads)], evidence
 
-    def macs(self, k: int) -> int:
+    def macs(self, k: float) -> float:
         d, n = self.norm.normalized_shape[0], k + 4
         block = n * 12 * d * d + 2 * n * n * d
         place = k * (32 * d + d * d)
@@ -246,7 +247,7 @@ def evaluate(
     return {**{k_: round(100 * v / n, 2) for k_, v in right.items()}, "reads": k, "length": round(lengths / n, 2),
             "hits": round(on_digit / max(lengths, 1), 4), "first": round(first / n, 4),
             "digits_found": round(found_digits / n / data.digits.shape[1], 4),
-            "gmac": round(model.macs(k) / 1e9, 3)}  # fmt: skip
+            "gmac": round(model.macs(lengths / n) / 1e9, 3)}  # fmt: skip
 
 
 def main() -> None:
@@ -304,6 +305,9 @@ def main() -> None:
         train(model, data, held, args, seed, log)
         for k in (1, 2, 4, 5, 6, 8, 12, 16, 24):
             log({"seed": seed, "final": True, "where": args.where, **evaluate(model, test, k, args.where)})
+        for probability in (0.1, 0.2, 0.3, 0.5) if args.where == "scan" else ():
+            floor = math.log(probability / (1 - probability))
+            log({"seed": seed, "final": True, "floor": probability, **evaluate(model, test, 16, args.where, floor)})
         torch.save({k: v.half().cpu() for k, v in model.state_dict().items()}, args.out / f"{args.name}-{seed}.pt")
 
 

@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ class Model(nn.Module):
         """(b, 800, 1360, 3) uint8 -> (b, 50, 85)"""
         return self.scan(shrunk(images))
 
-    def macs(self, k: int) -> int:
+    def macs(self, k: float) -> float:
         window = vit_macs((self.resized // 16) ** 2) + 384 * 64 + 64 * 5
         return k * window + (self.scan.macs(400, 680) if k < ROWS * COLUMNS else 0)
 
@@ -371,6 +372,21 @@ def score_row(none: Tensor, labels: Tensor) -> dict[str, Any]:
     return {"map": round(float(np.mean(each)), 4), "ap": [round(v, 3) for v in each]}
 
 
+class Kept:
+    """Scores of every scene under a name, for the bootstrap over scenes; calling it also gives the row's figures."""
+
+    def __init__(self, labels: Tensor) -> None:
+        self.labels = labels
+        self.scores: dict[str, Any] = {"labels": labels.cpu().numpy().astype(np.uint8)}
+
+    def __call__(self, name: str, reads: float, none: Tensor) -> dict[str, Any]:
+        self.scores[f"{name} {reads}"] = (-none).float().cpu().numpy()
+        return score_row(none, self.labels)
+
+    def save(self, path: Path) -> None:
+        np.savez_compressed(path, **self.scores)
+
+
 # The plain ViT
 
 # Patch grids of the scenes' shape, each with about as many patches as a square image of that side.
@@ -388,8 +404,9 @@ class PlainViT(nn.Module):
 
 
 def plain(
-    data: street.Scenes, held: street.Scenes, weights: Path, side: int, pool: str, lr: float, steps: int, batch: int
-) -> dict:
+    data: street.Scenes, held: street.Scenes, weights: Path, side: int, pool: str, lr: float, steps: int, batch: int,
+    keep: Kept,
+) -> dict:  # fmt: skip
     device = data.images.device
     size = tuple(16 * each for each in GRIDS[side])
 
@@ -424,15 +441,19 @@ def plain(
     with torch.no_grad(), autocast(device):
         logits = torch.cat([model(part.float()) for part in seen_held.split(30)])
     tokens = GRIDS[side][0] * GRIDS[side][1]
-    return {"plain": side, "pool": pool, "lr": lr, "loss": round(loss.item(), 4), **score_row(-logits, held.labels),
+    return {"plain": side, "pool": pool, "lr": lr, "loss": round(loss.item(), 4), **keep("plain", side, -logits),
             "gmac": round(vit_macs(tokens) / 1e9, 3)}  # fmt: skip
 
 
 # The experiment
 
 
-def experiment(data: street.Scenes, held: street.Scenes, args: Any, seed: int, log: Callable[[dict], None]) -> Model:
+def experiment(
+    data: street.Scenes, held: street.Scenes, args: Any, seed: int, log: Callable[[dict], None]
+) -> tuple[Model, dict[str, dict[str, Tensor]]]:
+    """The trained model, and the weights of each scan."""
     torch.manual_seed(seed)
+    keep, scans = Kept(held.labels), {}
     device = data.images.device
     began = time.time()
 
@@ -468,14 +489,10 @@ def experiment(data: street.Scenes, held: street.Scenes, args: Any, seed: int, l
     )
     features, features_held = all_features(model, data.images), all_features(model, held.images)
     for k in (1, 2, 4, 8, 32, ROWS * COLUMNS):
-        row = score_row(read_all(model.head, features_held, k), held.labels)
-        say(
-            stage="all windows",
-            loss=round(loss, 4),
-            reads=k,
-            **row,
-            gmac_all=round(model.macs(ROWS * COLUMNS) / 1e9, 2),
-        )
+        row = keep("all", k, read_all(model.head, features_held, k))
+        cost = round(model.macs(ROWS * COLUMNS) / 1e9, 2)
+        say(stage="all windows", loss=round(loss, 4), reads=k, **row, gmac_all=cost)
+    say(**random_row(model, held, 8, keep))
 
     shown = shown_by(model.head, features)
     for text in args.scans:
@@ -486,10 +503,12 @@ def experiment(data: street.Scenes, held: street.Scenes, args: Any, seed: int, l
         spots, tops = scan_centres(model, held.images, 64)
         gate, evidence = read_at(model, held.images, spots)
         for k in (1, 2, 4, 8, 16, 32, 64):
-            say(stage="scan", plan=text, reads=k, **score_row(noisy_or(evidence[:, :k], gate[:, :k]), held.labels),
-                gmac=round(model.macs(k) / 1e9, 3), **hits(spots[:, :k], held))  # fmt: skip
-        lengths(model, data, held, tops[:, :32], gate[:, :32], evidence[:, :32], say)
-    return model
+            row = keep(text, k, noisy_or(evidence[:, :k], gate[:, :k]))
+            say(stage="scan", plan=text, reads=k, **row, gmac=round(model.macs(k) / 1e9, 3), **hits(spots[:, :k], held))
+        lengths(model, data, held, tops[:, :32], gate[:, :32], evidence[:, :32], partial(say, plan=text), keep, text)
+        scans[text] = model.scan.state_dict()
+    keep.save(args.out / f"street-scores-{seed}.npz")
+    return model, scans
 
 
 @torch.no_grad()
@@ -505,7 +524,7 @@ def shown_by(head: WindowHead, features: Tensor) -> Tensor:
 
 def lengths(
     model: Model, data: street.Scenes, held: street.Scenes, tops: Tensor, gate: Tensor, evidence: Tensor,
-    say: Callable[..., None],
+    say: Callable[..., None], keep: Kept, name: str,
 ) -> None:  # fmt: skip
     """Stops reading below a floor on scores, chosen for a given mean length on training scenes."""
     _, seen = scan_centres(model, data.images, 32)
@@ -516,8 +535,10 @@ def lengths(
         shut = torch.where(read, gate, torch.full_like(gate, -30.0))
         length = read.sum(1).cpu().numpy()
         by_signs = {str(n): round(float(length[signs == n].mean()), 2) for n in range(4) if (signs == n).any()}
-        say(stage="floor", target=wanted, length=round(float(length.mean()), 3), by_signs=by_signs,
-            rho=round(spearman(length, signs), 3), **score_row(noisy_or(evidence, shut), held.labels))  # fmt: skip
+        mean = float(length.mean())
+        say(stage="floor", target=wanted, floor=round(floor, 4), length=round(mean, 3), by_signs=by_signs,
+            rho=round(spearman(length, signs), 3), gmac=round(model.macs(mean) / 1e9, 3),
+            **keep(f"{name} floor", wanted, noisy_or(evidence, shut)))  # fmt: skip
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
@@ -526,6 +547,17 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
         return np.array([order[x == each].mean() for each in x])
 
     return float(np.corrcoef(ranks(a), ranks(b))[0, 1])
+
+
+@torch.no_grad()
+def random_row(model: Model, held: street.Scenes, k: int, keep: Kept) -> dict[str, Any]:
+    """A control: k windows at random places."""
+    device, n = held.images.device, len(held.images)
+    spots = torch.stack(
+        [torch.randint(32, 768, (n, k), device=device), torch.randint(32, 1328, (n, k), device=device)], -1
+    )
+    gate, evidence = read_at(model, held.images, spots)
+    return {"stage": "random windows", "reads": k, **keep("random", k, noisy_or(evidence, gate)), **hits(spots, held)}
 
 
 def told(data: street.Scenes, held: street.Scenes, args: Any, seed: int, log: Callable[[dict], None]) -> None:
@@ -543,6 +575,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--final", action="store_true", help="train on all 600 scenes and score the 300 test scenes")
     parser.add_argument("--scenes", type=int, default=0, help="use only so many scenes, to try it out")
     parser.add_argument("--resized", type=int, default=64, help="pixels that a window of 64 is resized to")
     parser.add_argument("--starts", type=int, default=16)
@@ -569,31 +602,31 @@ def main() -> None:
             file.write(json.dumps(row) + "\n")
 
     began = time.time()
-    everything = street.load(args.data / "gtsdb_train.npz", args.data / "gtsdb_classes.json", args.device)
-    train, kept = street.held_out(len(everything.images))
+    data = street.load(args.data / "gtsdb_train.npz", args.data / "gtsdb_classes.json", args.device)
+    if args.final:
+        held = street.load(args.data / "gtsdb_test.npz", args.data / "gtsdb_classes.json", args.device)
+    else:
+        train, kept = street.held_out(len(data.images))
+        data, held = data.at(train), data.at(kept)
     if args.scenes:
-        train, kept = train[: args.scenes], kept[: args.scenes]
-    data, held = everything.at(train), everything.at(kept)
-    del everything
-    log(
-        {
-            "loaded": round(time.time() - began, 1),
-            "scenes": [len(train), len(kept)],
-            "positives": held.labels.mean(0).tolist(),
-        }
-    )
+        data, held = (each.at(np.arange(args.scenes)) for each in (data, held))
+    log({"loaded": round(time.time() - began, 1), "final": args.final, "scenes": [len(data.images), len(held.images)],
+         "positives": held.labels.mean(0).tolist()})  # fmt: skip
     wanted = {"told", "tape", "plain"} if "all" in args.only else set(args.only)
     for seed in args.seeds:
         if "told" in wanted:
             told(data, held, args, seed, log)
         if "tape" in wanted:
-            model = experiment(data, held, args, seed, log)
-            state = {k: v.half().cpu() for k, v in model.state_dict().items()}
-            torch.save(state, args.out / f"street-{args.resized}-{seed}.pt")
+            model, scans = experiment(data, held, args, seed, log)
+            parts = {"vit": model.vit.state_dict(), "head": model.head.state_dict(), **scans}
+            halves = {name: {k: v.half().cpu() for k, v in part.items()} for name, part in parts.items()}
+            torch.save(halves, args.out / f"street-{args.resized}-{seed}.pt")
         for side in args.plain if "plain" in wanted else ():
             for lr in args.rates:
                 torch.manual_seed(seed)
-                log({"seed": seed, **plain(data, held, args.weights, side, "token", lr, args.plain_steps, 16)})
+                keep = Kept(held.labels)
+                log({"seed": seed, **plain(data, held, args.weights, side, "token", lr, args.plain_steps, 16, keep)})
+                keep.save(args.out / f"street-scores-plain-{side}-{seed}.npz")
 
 
 if __name__ == "__main__":

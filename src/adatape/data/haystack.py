@@ -13,7 +13,7 @@ from jaxtyping import Int64, UInt8
 
 SIDE, DIGIT, TILE = 128, 8, 2
 MOST_DIGITS, DISTRACTORS = 4, 12
-COUNTS = {"train": 4000, "test": 1000}
+COUNTS = {"train": 16_000, "test": 1000}
 
 
 class Haystack(NamedTuple):
@@ -47,12 +47,12 @@ def _canvas(
 
 def _apart(rng: np.random.Generator, count: int) -> np.ndarray:
     """Corners of boxes that do not overlap."""
-    corners: list[np.ndarray] = []
+    corners: list[tuple[int, int]] = []
     while len(corners) < count:
-        corner = rng.integers(0, SIDE - DIGIT + 1, 2)
-        if all(np.abs(corner - other).max() >= DIGIT for other in corners):
-            corners.append(corner)
-    return np.stack(corners)
+        top, left = rng.integers(0, SIDE - DIGIT + 1, 2).tolist()
+        if all(max(abs(top - other[0]), abs(left - other[1])) >= DIGIT for other in corners):
+            corners.append((top, left))
+    return np.array(corners)
 
 
 def _in_tiles(rng: np.random.Generator, digit: np.ndarray) -> np.ndarray:

@@ -6,8 +6,9 @@ that is read. Reading takes the highest scores, not two neighbours, and stops be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+import math
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -16,51 +17,22 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.config import Budget
-from adatape.counter_rng import keys_of, uniform
 from adatape.losses import LossName, class_loss
 from adatape.macs import PartCost, block_macs, embedding_cost, linear_macs, parameter_count, total
-from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, ignore_block, macs_by_count
+from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, WindowGrid, ignore_block
 from adatape.packing import append_tape
 from adatape.ragged_attention import padding_mask
+from adatape.reader import whole_steps
 from adatape.records import Output, Places, Searched, Tape
-from adatape.windows.answers import ANSWERS, Labels
+from adatape.windows.answers import ANSWERS
+from adatape.windows.choice import Chosen, padded_choice, random_cells, uniform
 from adatape.windows.encoders import WindowConvolutions, WindowHead
-from adatape.windows.scan import Scan, Scanned, cut_windows, highest_apart, scan_shape
+from adatape.windows.options import EncoderName, WindowOptions
+from adatape.windows.scan import Scan, Scanned, highest_apart, scan_shape
+from adatape.windows.sources import Images, OpenedImage, Source, TiledImage
 
-EncoderName = Literal["vit", "convolutions"]
+Inputs = Tensor | Sequence[Tensor | OpenedImage]
 RANDOM = 4  # windows at random places that training reads besides those that scores choose
-PLACES = 40  # first of the words that keys of random places begin with
-
-
-@dataclass(frozen=True)
-class WindowOptions:
-    """How a ViT reads windows of a large image."""
-
-    window: int = 64
-    """side of a window in pixels"""
-    view: int | tuple[int, int] | None = None
-    """size that the whole image is shrunk to for the ViT to see besides; None shows it windows only"""
-    steps: int = 8
-    """most windows that are read (T)"""
-    floor: float = 0.0
-    """reading stops where the scan's probability falls below this; 0 always reads `steps` windows"""
-    layer: int | None = None
-    """block before which windows join the view's rows, encoded by the blocks before it; None is after the last"""
-    labels: Labels = "one"
-    """whether an image has one label, or several (or none)"""
-    encoder: EncoderName = "vit"
-    """what encodes a window: the ViT itself, or three convolutions"""
-    search: int = 0
-    """how training finds first windows: 0 by a guess at every cell of the scan, learnt with it; else by encoding so
-    many random windows of each image without gradient, as a pretrained ViT should"""
-    cell: int = 16
-    """distance between places in pixels; a multiple of scan_scale × scan_fold by a power of two"""
-    scan_scale: int = 2
-    """factor by which the image is shrunk for the scan"""
-    scan_fold: int = 2
-    """so many pixels squared enter the scan's first convolution as channels"""
-    scan_width: int = 16
-    """channels of the scan's first convolution"""
 
 
 class Read(NamedTuple):
@@ -75,6 +47,7 @@ class WindowTape(Adaptive):
 
     adapts: ClassVar[str | None] = "sequence"
     length_name: ClassVar[str] = "windows read"
+    stops_below_threshold: ClassVar[bool] = True
 
     def __init__(self, vit: VisionTransformer, image: tuple[int, int], options: WindowOptions | None = None) -> None:
         super().__init__(vit)
@@ -97,31 +70,50 @@ class WindowTape(Adaptive):
         self.to_token = nn.Linear(width, vit.embed_dim)
         self.place = nn.Linear(2, vit.embed_dim)
 
-    def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
+    def forward(self, x: Inputs, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
+        """Of images in one tensor, or of a list of images of several sizes: tensors (ch, h, w) and opened images."""
         if self.steps == 0:
-            return super().forward(x, output, key)
-        read = self.read(x, key)
-        blocks = self._run_blocks(x, read.tape, ignore_block)
+            return super().forward(x, output, key)  # type: ignore[arg-type]
+        sources = self._sources(x)
+        read = self.read(sources, key)
+        blocks = self._run_blocks(sources, read.tape, ignore_block)
         features = self.forward_head(self._final_norm(self._pooled_rows(blocks)), pre_logits=True)
         places, mask = read.places, read.tape.mask
         logits = self.answer.combined(self.classify(features), places.gate, places.evidence, mask)
         return Output(logits, features, blocks.ponder, read.tape, None, places) if output else logits
 
-    def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:
-        return self._run_blocks(x, self.read(x, key).tape if self.steps else None, on_block)
+    def forward_blocks(self, x: Inputs, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:
+        sources = self._sources(x)
+        return self._run_blocks(sources, self.read(sources, key).tape if self.steps else None, on_block)
 
-    def read(self, x: Tensor, key: Tensor | None = None) -> Read:
-        """Scans the image, chooses windows, and encodes them."""
-        scanned = self.scan(x)
-        searched = self._searched(x, scanned, key) if self.training and self.search else None
-        index, top = self._choose(scanned, searched, key)
-        mask = (top > -torch.inf) & (top.sigmoid() > self.floor if not self.training else True)
-        centres = self._centres(index, x, key)
-        features = self.encode(cut_windows(x, centres, self.window).flatten(0, 1)).unflatten(0, index.shape)
+    def _sources(self, x: Inputs) -> Sequence[Source]:
+        scaled, device = super()._rescaled, self.place.weight.device
+        if isinstance(x, Tensor):
+            return [Images(scaled(x))]
+        for n, each in enumerate(x):
+            _check_listed(self, n, each)
+        return [
+            Images(scaled(each[None]), listed=True)
+            if isinstance(each, Tensor)
+            else TiledImage(each, device, self.view, scaled)
+            for each in x
+        ]
+
+    def _rescaled(self, x: Tensor) -> Tensor:
+        """As it is: `_sources` rescales, since tiles of an opened image are not read yet."""
+        return x
+
+    def read(self, sources: Sequence[Source], key: Tensor | None = None) -> Read:
+        """Chooses windows image by image, and encodes those of all images together."""
+        if len(sources) == 1:
+            chosen = self._choose_from(sources[0], key)
+        else:
+            keys = [None] * len(sources) if key is None else key.split(1)
+            chosen = padded_choice([self._choose_from(*each) for each in zip(sources, keys, strict=True)])
+        index, mask, scores = chosen.index, chosen.mask, chosen.scores
+        features = self._encode_visible(chosen.windows.flatten(0, 1), mask.flatten()).unflatten(0, index.shape)
         gate, evidence = self.head(features)
-        size = torch.tensor(x.shape[-2:], device=x.device)
-        tokens = self.to_token(features) + self.place((centres / size * 2 - 1).to(features.dtype))
-        scores = scanned.scores.flatten(1).gather(1, index)
+        tokens = self.to_token(features) + self.place(chosen.at.to(features.dtype))
         tape = Tape(
             tokens=tokens.masked_fill(~mask[..., None], 0),
             mask=mask,
@@ -130,16 +122,29 @@ class WindowTape(Adaptive):
             length=mask.sum(1),
             ponder=scores.new_zeros(scores.shape[0]),
         )
-        return Read(tape, Places(scores, gate, evidence, scanned.found, scanned.guesses, searched))
+        image = torch.tensor([source.shape[-2:] for source in sources])
+        return Read(tape, Places(scores, gate, evidence, image, chosen.found, chosen.guesses, chosen.searched))
 
-    def _centres(self, index: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
+    def _choose_from(self, source: Source, key: Tensor | None) -> Chosen:
+        """Scans images of one size, and cuts the windows to read."""
+        scanned = source.scanned(self.scan)
+        searched = self._searched(source, scanned, key) if self.training and self.search else None
+        index, top = self._choose(scanned, searched, key)
+        mask = (top > -torch.inf) & (top.sigmoid() > self.floor if not self.training else True)
+        centres = self._centres(index, source, key)
+        windows = source.windows(centres, self.window)
+        size = torch.tensor(source.shape[-2:], device=index.device)
+        scores = scanned.scores.flatten(1).gather(1, index)
+        return Chosen(index, mask, windows, centres / size * 2 - 1, scores, scanned.found, scanned.guesses, searched)
+
+    def _centres(self, index: Tensor, source: Source, key: Tensor | None) -> Tensor:
         """Of the windows of cells; training moves them by up to half a cell where windows are wider than two cells."""
         cell = self.options.cell
-        centres = self.scan.centres(index, self.scan.grid(*x.shape[-2:])[1])
+        centres = self.scan.centres(index, self.scan.grid(*source.shape[-2:])[1])
         most = min(cell // 2, max(0, (self.window - 2 * cell) // 2))
         if not self.training or most == 0:
             return centres
-        moved = _uniform(x, 2 * index.shape[1], key, 3).unflatten(1, (-1, 2))
+        moved = uniform(index, 2 * index.shape[1], key, 3).unflatten(1, (-1, 2))
         return centres + (moved * (2 * most + 1)).long() - most
 
     def _choose(self, scanned: Scanned, searched: Searched | None, key: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -147,25 +152,37 @@ class WindowTape(Adaptive):
         if not self.training:
             return highest_apart(scanned.scores, self.steps)
         wanted = scanned.scores.detach().clamp(-30, 30).flatten(1)
+        reads = self.options.training_steps
+        most, by_search, by_chance = (2 * self.most + RANDOM, self.most, RANDOM)
+        if reads is not None:
+            most, by_search, by_chance = (reads, max(1, reads // 4), max(1, reads // 8))
         if searched is not None:
-            found = searched.index.gather(1, searched.gate.topk(self.most, 1).indices)
+            found = searched.index.gather(1, searched.gate.topk(by_search, 1).indices)
         else:
             assert scanned.found is not None
-            found = highest_apart(scanned.found.detach(), self.most)[0]
-        explored = _random_cells(scanned.scores, RANDOM, key, 1)
-        rank = torch.arange(self.most, 0, -1, device=wanted.device, dtype=wanted.dtype).expand_as(found)
+            found = highest_apart(scanned.found.detach(), by_search)[0]
+        explored = random_cells(scanned.scores, by_chance, key, 1)
+        rank = torch.arange(by_search, 0, -1, device=wanted.device, dtype=wanted.dtype).expand_as(found)
         wanted = wanted.scatter(1, found, 100 + rank).scatter(1, explored, 1000.0)
-        most = min(2 * self.most + RANDOM, wanted.shape[1] // 4)
-        return highest_apart(wanted.view_as(scanned.scores), most)
+        return highest_apart(wanted.view_as(scanned.scores), min(most, wanted.shape[1] // 4))
 
-    def _searched(self, x: Tensor, scanned: Scanned, key: Tensor | None) -> Searched:
+    def _searched(self, source: Source, scanned: Scanned, key: Tensor | None) -> Searched:
         """Encodes random windows of each image without gradient."""
-        index = _random_cells(scanned.scores, self.search, key, 2)
+        index = random_cells(scanned.scores, self.search, key, 2)
         centres = self.scan.centres(index, scanned.scores.shape[2])
         with torch.no_grad():
-            features = self.encode(cut_windows(x, centres, self.window).flatten(0, 1))
+            features = self.encode(source.windows(centres, self.window).flatten(0, 1))
             gate, evidence = self.head(features.unflatten(0, index.shape))
         return Searched(index, scanned.scores.flatten(1).gather(1, index), gate, evidence)
+
+    def _encode_visible(self, windows: Tensor, mask: Tensor) -> Tensor:
+        """In eager inference with a floor, windows below it are not encoded; their rows are 0."""
+        if self.training or self.floor == 0 or torch.compiler.is_compiling():
+            return self.encode(windows)
+        rows = windows.new_zeros(len(windows), self.to_token.in_features)
+        if mask.any():
+            rows[mask] = self.encode(windows[mask]).to(rows.dtype)
+        return rows
 
     def encode(self, windows: Tensor) -> Tensor:
         """(n, ch, window, window) -> (n, width)"""
@@ -186,8 +203,8 @@ class WindowTape(Adaptive):
         rows = x[:, prefix:].mean(1)
         return torch.cat([x[:, 0] if prefix else rows, rows], 1)
 
-    def _run_blocks(self, x: Tensor, tape: Tape | None, on_block: OnBlock) -> BlocksOutput:
-        tokens = self._view_tokens(x)
+    def _run_blocks(self, sources: Sequence[Source], tape: Tape | None, on_block: OnBlock) -> BlocksOutput:
+        tokens = self._view_tokens(sources)
         below = len(self.vit.blocks) if tape is None else self.layer
         for n, block in enumerate(self.vit.blocks[:below] if self.view is not None else []):
             tokens = self.run_block(block, tokens)
@@ -202,13 +219,13 @@ class WindowTape(Adaptive):
             on_block(n, rows[:, :inputs])
         return BlocksOutput(rows, ponder, visible, tape)
 
-    def _view_tokens(self, x: Tensor) -> Tensor:
+    def _view_tokens(self, sources: Sequence[Source]) -> Tensor:
         if self.view is not None:
-            seen = F.interpolate(x, self.view, mode="bilinear", antialias=True) if x.shape[-2:] != self.view else x
-            return self.embed(seen)
+            views = [source.view(self.view) for source in sources]
+            return self.embed(views[0] if len(views) == 1 else torch.cat(views))
         vit = self.vit
         token = vit.cls_token if vit.no_embed_class or vit.pos_embed is None else vit.cls_token + vit.pos_embed[:, :1]
-        return token.expand(x.shape[0], -1, -1)
+        return token.expand(sum(source.shape[0] for source in sources), -1, -1)
 
     def main_loss(self, output: Output, target: Tensor, kind: LossName) -> Tensor:
         """Of the answer, of the windows' answer alone, and of what teaches the scan where to look."""
@@ -235,31 +252,38 @@ class WindowTape(Adaptive):
         return each.mean() if mask is None else (each * mask).sum() / mask.sum().clamp(min=1)
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
-        """Most windows that are read; no argument resets. `threshold` is the floor below which reading stops."""
-        steps = self.most if steps is None else steps
-        if not 0 <= steps <= self.most:
+        """Most windows that are read, and the probability below which reading stops; None is as it was built."""
+        steps, floor = self.most if steps is None else steps, self.options.floor if threshold is None else threshold
+        if not 0 <= whole_steps(steps) <= self.most:
             raise ValueError(f"steps is {steps}; this model reads between 0 and {self.most} windows")
-        self.steps, self.floor = steps, self.floor if threshold is None else threshold
+        if not 0 <= floor < 1:
+            raise ValueError(f"threshold is {floor}; it must be a probability from 0 to 1, below which reading stops")
+        self.steps, self.floor = steps, floor
+
+    def threshold_at(self, steps: int) -> float | None:
+        return self.options.floor or None if steps else None
 
     def budget_range(self) -> BudgetRange:
-        return BudgetRange(0, self.most, None)
+        """Without a view, nothing is seen of an image at 0 windows, so that a budget begins with one."""
+        return BudgetRange(0 if self.view else 1, self.most, None)
 
     def budget(self) -> Budget:
-        return Budget(self.steps, None)
+        return Budget(self.steps, self.floor or None if self.steps else None)
 
-    def cost(self, tape: int | None = None) -> list[PartCost]:
+    def cost(self, tape: int | None = None, image: tuple[int, int] | None = None) -> list[PartCost]:
+        """As of every model; of an image of another size with `image`, which is scanned in one piece."""
         tape = self.steps if tape is None else tape
         if not 0 <= tape <= self.most:
             raise ValueError(f"tape is {tape}; this model reads between 0 and {self.most} windows")
         vit, view = self.vit, self.vit.patch_embed.num_patches if self.view is not None else 0
-        inputs = view + vit.num_prefix_tokens if view else 1
+        inputs = self.input_tokens()
         joined = len(vit.blocks) if tape == 0 else self.layer
         below = sum(block_macs(block, inputs) for block in vit.blocks[:joined]) if view else 0
         above = sum(block_macs(block, inputs, tape) for block in vit.blocks[joined:])
         rows = linear_macs(self.head) + linear_macs(self.to_token) + linear_macs(self.place)
         own = [self.head, self.to_token, self.place]
         encoder = [] if self.encoder is None else [self.encoder]
-        scanned = self.scan.macs(*self.image) if tape else 0
+        scanned = self.scan.macs(*(image or self.image)) if tape else 0
         return [
             PartCost("view", embedding_cost(vit).parameters, view * vit.patch_embed.proj.weight.numel()),
             PartCost("scan", parameter_count(self.scan.layers, self.scan.score), scanned),
@@ -276,16 +300,36 @@ class WindowTape(Adaptive):
         blocks = sum(block_macs(block, rows) for block in self.vit.blocks[: self.layer])
         return patches * self.vit.patch_embed.proj.weight.numel() + blocks
 
+    def input_tokens(self) -> int:
+        """Those of the view; without one the class token alone."""
+        return 1 if self.view is None else super().input_tokens()
+
     def actual_macs(self, output: Output) -> Tensor:
-        if output.tape is None:
+        if output.tape is None or output.places is None:
             return super().actual_macs(output)
-        return macs_by_count(output.tape.length, lambda tape: total(self.cost(tape)).macs)
+        lengths = output.tape.length.tolist()
+        kinds = [(tape, *image) for tape, image in zip(lengths, _sizes(output.places, len(lengths)), strict=True)]
+        table = {kind: self._macs_of(*kind) for kind in set(kinds)}
+        return torch.tensor([table[kind] for kind in kinds])
+
+    def _macs_of(self, tape: int, height: int, width: int) -> int:
+        """The image is scanned also where no window was worth reading."""
+        scan = 0 if tape else self.scan.macs(height, width)
+        return total(self.cost(tape, (height, width))).macs + scan
 
     def never_halt(self) -> None:
         self.floor = 0.0
 
-    def export_refusal(self) -> str | None:
-        return "the model reads windows of a large image; export takes models that read one tape of tokens"
+    def tape_boxes(self, index: Tensor, image: tuple[int, int]) -> Tensor:
+        corners = self.scan.centres(index, self.scan.grid(*image)[1]) - self.window // 2
+        return torch.cat([corners, torch.full_like(corners, self.window)], -1)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return self.image
+
+    def window_grid(self) -> WindowGrid:
+        return WindowGrid(self.window, *self.scan.grid(*self.image))
 
 
 def _size(view: int | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -295,33 +339,41 @@ def _size(view: int | tuple[int, int] | None) -> tuple[int, int] | None:
     return height, width
 
 
-def _uniform(like: Tensor, count: int, key: Tensor | None, purpose: int) -> Tensor:
-    """(b, count) in [0, 1), by each sample's key where it has one."""
-    if key is None:
-        return torch.rand(like.shape[0], count, device=like.device)
-    return uniform(keys_of(PLACES + purpose, key), count)
+def _sizes(places: Places, count: int) -> list[tuple[int, int]]:
+    return [(height, width) for height, width in places.image.expand(count, 2).tolist()]
 
 
-def _random_cells(scores: Tensor, count: int, key: Tensor | None, purpose: int) -> Tensor:
-    cells = scores[0].numel()
-    return (_uniform(scores, count, key, purpose) * cells).long().clamp(max=cells - 1)
+def _check_listed(model: WindowTape, n: int, image: Tensor | OpenedImage) -> None:
+    if not isinstance(image, (Tensor, OpenedImage)):
+        raise TypeError(f"image {n} is a {type(image).__name__}; it must be a tensor or from adatape.open_image")
+    shape, channels = tuple(image.shape), model.vit.in_chans
+    if len(shape) != 3 or shape[0] != channels:
+        raise ValueError(f"image {n} has shape {shape}; it must have {channels} channels, height and width")
+    _check_size(model, (shape[1], shape[2]), model.scan.shape.cell)
 
 
 def _check(model: WindowTape, cell: int) -> None:
-    height, width = model.image
-    if min(height, width) < model.window:
-        raise ValueError(f"window is {model.window}; it must fit the image, {height} × {width}")
     if not 0 < model.layer <= len(model.vit.blocks):
         raise ValueError(f"layer is {model.layer}; windows join before a block index from 1 to {len(model.vit.blocks)}")
     if model.view is None and model.vit.cls_token is None:
         raise ValueError("view is None; the ViT has no class token to gather the tape, so give it a view")
-    cells = -(-height // cell) * -(-width // cell)
-    if cells < 4 * model.most:  # neighbours of a window that is read are not read
-        raise ValueError(
-            f"steps is {model.most}; it needs {4 * model.most} cells of {cell} pixels, and the image has {cells}"
-        )
+    _check_size(model, model.image, cell)
+    reads, most = model.options.training_steps, math.prod(-(-side // cell) for side in model.image) // 4
+    if reads is not None and not 1 <= reads <= most:
+        raise ValueError(f"training_steps is {reads}; it must be between 1 and {most}, a quarter of the image's cells")
     if model.options.labels not in ANSWERS or model.options.encoder not in get_args(EncoderName):
         raise ValueError(
             f"labels is {model.options.labels!r} and encoder {model.options.encoder!r}; they must be one of "
             f"{', '.join(ANSWERS)} and one of {', '.join(get_args(EncoderName))}"
+        )
+
+
+def _check_size(model: WindowTape, image: tuple[int, int], cell: int) -> None:
+    height, width = image
+    if min(height, width) < model.window:
+        raise ValueError(f"window is {model.window}; it must fit the image, {height} × {width}")
+    cells = -(-height // cell) * -(-width // cell)
+    if cells < 4 * model.most:  # neighbours of a window that is read are not read
+        raise ValueError(
+            f"steps is {model.most}; it needs {4 * model.most} cells of {cell} pixels, and the image has {cells}"
         )

@@ -1,1 +1,1 @@
-"""Parts of a model that reads windows of large images: the scan, encoders of windows, and how answers are combined."""
+"""Parts of a model that reads windows of large images: where pixels come from, the scan, encoders, and answers."""

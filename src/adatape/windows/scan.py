@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 
@@ -26,6 +26,18 @@ class ScanShape(NamedTuple):
     @property
     def cell(self) -> int:
         return self.scale * self.fold * math.prod(self.strides)
+
+    @property
+    def halo(self) -> int:
+        """Cells around a part of an image beyond which nothing changes the scores of that part.
+
+        At a cut, zeros take the place of what lies beyond it: the first convolution sees one of them after the cut, and
+        each of 3 × 3 one before it, and one after it where its stride is 1.
+        """
+        before, after = 0, 1
+        for stride in self.strides:
+            before, after = -(-(before + 1) // stride), (after + 1) // stride
+        return max(before, after)
 
 
 def scan_shape(cell: int = 16, scale: int = 2, fold: int = 2, width: int = 16, wide: bool = True) -> ScanShape:
@@ -123,9 +135,20 @@ def cut_windows(
 ) -> Float[Tensor, "b t ch size size"]:
     """Windows around centres; zero outside the image."""
     height, width = images.shape[-2:]
-    offset = torch.arange(size, device=images.device) - size // 2
-    rows, columns = centres[..., 0, None] + offset, centres[..., 1, None] + offset  # (b, t, size)
-    within = ((rows >= 0) & (rows < height))[..., :, None] & ((columns >= 0) & (columns < width))[..., None, :]
+    rows, columns = _pixels_around(centres, size)
     batch = torch.arange(images.shape[0], device=images.device)[:, None, None, None]
     rows, columns = rows.clamp(0, height - 1)[..., :, None], columns.clamp(0, width - 1)[..., None, :]
-    return (images.movedim(1, -1)[batch, rows, columns] * within[..., None]).movedim(-1, 2)
+    windows = images.movedim(1, -1)[batch, rows, columns]
+    return (windows * within_image(centres, size, (height, width))[..., None]).movedim(-1, 2)
+
+
+def within_image(centres: Int[Tensor, "b t 2"], size: int, image: tuple[int, int]) -> Bool[Tensor, "b t size size"]:
+    """Which pixels of windows lie in an image of height and width `image`."""
+    rows, columns = _pixels_around(centres, size)
+    return ((rows >= 0) & (rows < image[0]))[..., :, None] & ((columns >= 0) & (columns < image[1]))[..., None, :]
+
+
+def _pixels_around(centres: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns of windows, (b, t, size) each."""
+    offset = torch.arange(size, device=centres.device) - size // 2
+    return centres[..., 0, None] + offset, centres[..., 1, None] + offset

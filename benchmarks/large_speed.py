@@ -1,0 +1,206 @@
+"""Images per second of a model of windows on street scenes, beside plain ViTs that see the scene shrunk.
+
+    python benchmarks/large_speed.py results/large/speed.jsonl                 on a GPU; most of the time is compiling
+    python benchmarks/large_speed.py results/large/speed.jsonl --compile no
+
+Sides are timed in turns, batch by batch. `decoding` starts from JPEG bytes, which threads decode by Pillow; all models
+get the full scene on the device, and the plain ViTs' is shrunk there. In batches, the next batch is decoded meanwhile;
+a single image is decoded when it is asked for. Budgets are those of one model with a view, not compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import timm
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from record import Row, add_rows, parser_of, settings_of
+from torch import Tensor
+
+import adatape
+from adatape.evaluate.cost import cost
+from adatape.evaluate.speed import Outcome, TimedModel, compare, spread
+from adatape.macs import total
+
+NAME, PATCH, CLASSES = "vit_tiny_patch16_224", 16, 4
+BUDGETS = (0, 1, 2, 4, 8)
+
+
+class Side(NamedTuple):
+    """A model on images of a size, at a budget."""
+
+    name: str
+    build: Callable[[], torch.nn.Module]
+    size: tuple[int, int]
+    budget: int | None = None
+
+
+def plain(how: argparse.Namespace, rows: int, columns: int) -> Side:
+    size = rows * PATCH, columns * PATCH
+    build = partial(timm.create_model, NAME, img_size=size, num_classes=CLASSES, **json.loads(how.options))
+    return Side(f"ViT, {rows} × {columns} patches", build, size)
+
+
+def windows(how: argparse.Namespace, name: str, budget: int | None = None, **options: Any) -> Side:
+    image = (how.image[0], how.image[1])
+
+    def build() -> torch.nn.Module:
+        vit = timm.create_model(NAME, num_classes=CLASSES, **json.loads(how.options))
+        model = adatape.wrap(vit, bank="windows", image=image, window=64, labels="several", search=64, **options)
+        if budget is not None:
+            model.set_budget(budget)
+        return model
+
+    return Side(name, build, image, budget)
+
+
+def sides_of(how: argparse.Namespace) -> list[Side]:
+    plains = [plain(how, *map(int, each.split("x"))) for each in how.patches]
+    models = [windows(how, f"8 windows, scan_width {width}", scan_width=width) for width in (16, 32)]
+    budgets = [windows(how, f"view and {n} windows", n, view=plains[0].size) for n in BUDGETS]
+    return plains + models + budgets
+
+
+class Scenes:
+    """Scenes on the device, decoded from JPEG bytes by threads into memory that stays."""
+
+    def __init__(self, how: argparse.Namespace, batch: int) -> None:
+        self.files = [jpeg(how.image[0], how.image[1], seed) for seed in range(min(batch, 16))]
+        self.batch, self.device, self.ahead = batch, how.device, batch > 1
+        shape, pin = (batch, *how.image, 3), how.device == "cuda"
+        self.buffers = [torch.empty(shape, dtype=torch.uint8, pin_memory=pin) for _ in range(2)]
+        self.pool, self.turn = ThreadPoolExecutor(how.threads), 0
+        self.pending: list[Future[None]] = []
+
+    def __call__(self) -> Tensor:
+        if not self.pending:
+            self._start()
+        for each in self.pending:
+            each.result()
+        pixels = self.buffers[self.turn].to(self.device)
+        self.turn, self.pending = 1 - self.turn, []
+        if self.ahead:
+            self._start()
+        return pixels
+
+    def _start(self) -> None:
+        buffer = self.buffers[self.turn].numpy()
+        self.pending = [self.pool.submit(self._decode, n, buffer) for n in range(self.batch)]
+
+    def _decode(self, n: int, buffer: np.ndarray) -> None:
+        buffer[n] = Image.open(io.BytesIO(self.files[n % len(self.files)]))
+
+
+def jpeg(height: int, width: int, seed: int) -> bytes:
+    """Smooth colours with some noise, about as large as a photo of the same size."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.int64)
+    noisy = (smooth + rng.integers(-8, 9, smooth.shape)).clip(0, 255).astype(np.uint8)
+    content = io.BytesIO()
+    Image.fromarray(noisy).save(content, "JPEG", quality=90)
+    return content.getvalue()
+
+
+def prepared(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    x = pixels.movedim(-1, 1).float() / 127.5 - 1
+    return x if x.shape[-2:] == size else F.interpolate(x, size, mode="bilinear", antialias=True)
+
+
+def timed_sides(
+    how: argparse.Namespace, side: Side, compiled: bool, scenes: Scenes, pixels: Tensor
+) -> dict[str, Callable[[], TimedModel]]:
+    """The model on images that lie ready, and with decoding; both use the same model."""
+    made: list[Callable[[Tensor], Tensor]] = []
+
+    def model() -> Callable[[Tensor], Tensor]:
+        if not made:
+            torch.manual_seed(0)
+            eager = side.build().to(how.device).eval()
+            made.append(torch.compile(eager, dynamic=False) if compiled else eager)
+        return made[0]
+
+    def called(images: Callable[[], Tensor]) -> TimedModel:
+        run = model()
+
+        @torch.no_grad()
+        def call() -> None:
+            with torch.autocast(torch.device(how.device).type, torch.bfloat16, enabled=how.precision == "bf16"):
+                run(images())
+
+        call()
+        return TimedModel(call)
+
+    x = prepared(pixels, side.size)
+    name = f"{side.name}, {'compiled' if compiled else 'eager'}"
+    return {
+        f"{name}, model": lambda: called(lambda: x),
+        f"{name}, decoding": lambda: called(lambda: prepared(scenes(), side.size)),
+    }
+
+
+def row_of(how: argparse.Namespace, name: str, batch: int, outcome: Outcome, gmac: float | None) -> Row:
+    row: Row = {"case": f"{name}, batch {batch}", "batch": batch, "settings": settings_of(how)}
+    if outcome.error is not None:
+        return row | {"error": outcome.error}
+    each = spread([batch / took for took in outcome.seconds])
+    return row | {"images_per_second": each.median, "low": each.low, "high": each.high, "gmac": gmac}
+
+
+def line(row: Row) -> str:
+    if "error" in row:
+        return f"{row['case']:<60}  {row['error']}"
+    gmac = "–" if row["gmac"] is None else f"{row['gmac']:.2f}"
+    spent = f"{row['low']:.0f} … {row['high']:.0f}"
+    return f"{row['case']:<60}{row['images_per_second']:>10.1f}{spent:>20}{gmac:>8}"
+
+
+def rows_of_batch(how: argparse.Namespace, batch: int) -> list[Row]:
+    torch._dynamo.reset()  # batches would count as versions of one compiled model, of which there may be eight
+    scenes = Scenes(how, batch)
+    pixels = scenes()
+    builders: dict[str, Callable[[], TimedModel]] = {"decoding alone": lambda: TimedModel(scenes)}
+    gmacs: dict[str, float] = {}
+    for side in sides_of(how):
+        gmac = total(cost(side.build())).macs / 1e9
+        for compiled in (False, True) if how.compile == "yes" and side.budget is None else (False,):
+            found = timed_sides(how, side, compiled, scenes, pixels)
+            builders |= found
+            gmacs |= dict.fromkeys(found, gmac)
+    synchronize = torch.cuda.synchronize if how.device == "cuda" else lambda: None
+    outcomes = compare(builders, how.rounds, how.seconds, synchronize, lambda name: print(name, flush=True))
+    return [row_of(how, name, batch, outcome, gmacs.get(name)) for name, outcome in outcomes.items()]
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--image", type=int, nargs=2, default=[800, 1360])
+    parser.add_argument(
+        "--patches", nargs="+", default=["11x18", "18x32", "24x43"], help="rows x columns of plain ViTs"
+    )
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--compile", choices=["yes", "no"], default="yes")
+    parser.add_argument("--threads", type=int, default=16, help="that decode")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.1, help="of each side in a round")
+    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--options", default="{}", help="of the ViT, as JSON")
+    how = parser.parse_args(given)
+    for batch in how.batches:
+        rows = rows_of_batch(how, batch)
+        add_rows(how.out, rows, how.device)
+        print("\n".join([f"{'':<60}{'images/s':>10}{'low … high':>20}{'GMAC':>8}", *map(line, rows)]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

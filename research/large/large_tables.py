@@ -1,0 +1,130 @@
+"""Tables of the large-image studies from their rows; street scenes with a paired bootstrap over scenes.
+
+python research/large/large_tables.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "large"
+THIN, WIDE = "16,32,48,48:1500:zoom", "32,64,96,96:2500:zoom+classes"
+SEEDS = (0, 1, 2)
+PLAIN = {224: 1.268, 256: 1.675, 320: 2.838, 384: 4.682, 512: 10.553}  # GMAC
+ALL_GMAC = 94.71
+DRAWS = 2000
+
+
+def mean_ap(scores: np.ndarray, labels: np.ndarray, weight: np.ndarray | None = None) -> float:
+    """Mean over classes of average precision; `weight` says how often each scene was drawn."""
+    weight = np.ones(len(scores)) if weight is None else weight
+    found = []
+    for s, y in zip(scores.T, labels.T, strict=True):
+        order = np.argsort(-s, kind="stable")
+        positive, all_of = (y * weight)[order], weight[order]
+        precision = np.cumsum(positive) / np.maximum(np.cumsum(all_of), 1e-9)
+        found.append((precision * positive).sum() / max(positive.sum(), 1e-9))
+    return float(np.mean(found))
+
+
+class Scores:
+    """Scores of test scenes by system, reads and seed."""
+
+    def __init__(self, path: Path) -> None:
+        stored = np.load(path)
+        self.labels = stored["labels"].astype(float)
+        self.scores = {name: stored[name].astype(np.float32) for name in stored.files if name != "labels"}
+        drawn = np.random.default_rng(0).integers(0, len(self.labels), (DRAWS, len(self.labels)))
+        self.weights = np.stack([np.bincount(each, minlength=len(self.labels)) for each in drawn]).astype(float)
+
+    def seeds(self, name: str) -> list[float]:
+        return [mean_ap(self.scores[f"{name} seed {seed}"], self.labels) for seed in SEEDS]
+
+    def draws(self, name: str) -> np.ndarray:
+        """The mean over seeds in each bootstrap sample of scenes."""
+        each = [self.scores[f"{name} seed {seed}"] for seed in SEEDS]
+        return np.array([np.mean([mean_ap(s, self.labels, w) for s in each]) for w in self.weights])
+
+    def difference(self, name: str, other: str) -> str:
+        points = 100 * (self.draws(name) - self.draws(other))
+        low, high = np.percentile(points, [2.5, 97.5])
+        return f"{100 * (np.mean(self.seeds(name)) - np.mean(self.seeds(other))):+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def rows_of(file: str, **wanted: Any) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (RESULTS / file).read_text().splitlines()]
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+
+
+def street() -> None:
+    kept = Scores(RESULTS / "street_scores.npz")
+    cost = {(row["plan"], row["reads"]): row["gmac"]
+            for row in rows_of("street.jsonl", name="test scenes", stage="scan") if "reads" in row}  # fmt: skip
+
+    def line(label: str, gmac: float, name: str, against: str = "") -> None:
+        each = kept.seeds(name)
+        print(f"| {label} | {gmac:.2f} | {', '.join(f'{v:.3f}' for v in each)} | {np.mean(each):.3f} | {against} |")
+
+    print("| street scenes, test | GMAC | mean AP, seeds 0, 1, 2 | mean | against |\n|---|---|---|---|---|")
+    for side, gmac in PLAIN.items():
+        line(f"plain ViT-Ti, {side} px", gmac, f"plain {side}")
+    for scan, label in ((THIN, "16 channels"), (WIDE, "32 channels")):
+        for reads in (1, 2, 4, 8, 16, 32, 64):
+            gmac = cost[scan, reads]
+            dearer = next((side for side, other in PLAIN.items() if other >= gmac), None)
+            against = f"plain {dearer}: {kept.difference(f'{scan} {reads}', f'plain {dearer}')}" if dearer else ""
+            line(f"scan of {label}, {reads} windows", gmac, f"{scan} {reads}", against)
+    for reads in (8, 1008):
+        line(f"all windows encoded, {reads} answer", ALL_GMAC, f"all {reads}")
+    for scan, label in ((THIN, "16"), (WIDE, "32")):
+        for reads in (8, 32, 64):
+            print(f"{label} channels, {reads} windows − all windows: {kept.difference(f'{scan} {reads}', 'all 1008')}")
+    print(f"random windows, 8: {', '.join(f'{v:.3f}' for v in kept.seeds('random 8'))}")
+
+
+def lengths() -> None:
+    """A floor on scores against one length for all, means over seeds."""
+    print("\n| floor set for a mean of | windows read | with 0, 1, 2, 3 signs | ρ | mean AP | so many for all |")
+    print("|---|---|---|---|---|---|")
+    for plan, channels in ((THIN, 16), (WIDE, 32)):
+        for target in (1, 2, 4, 8):
+            of = {"name": "test scenes", "plan": plan}
+            rows = rows_of("street.jsonl", **of, stage="floor", target=target)
+            fixed = np.mean([row["map"] for row in rows_of("street.jsonl", **of, stage="scan", reads=target)])
+            length, rho, ap = (np.mean([row[key] for row in rows]) for key in ("length", "rho", "map"))
+            signs = ", ".join(f"{np.mean([row['by_signs'][n] for row in rows]):.1f}" for n in "0123")
+            print(f"| {target} ({channels} channels) | {length:.2f} | {signs} | {rho:.2f} | {ap:.3f} | {fixed:.3f} |")
+
+
+def megapixel() -> None:
+    print(
+        "\n| Megapixel MNIST, test | GMAC | majority | maximum | topmost | all | seeds |\n|---|---|---|---|---|---|---|"
+    )
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows_of("megapixel.jsonl", final=True, test=True):
+        groups.setdefault((row["name"], row.get("reads"), row.get("floor")), []).append(row)
+    for (name, reads, floor), rows in groups.items():
+        tasks = " | ".join(
+            f"{np.mean([row[task] for row in rows]):.1f}" for task in ("majority", "maximum", "topmost", "all")
+        )
+        label = name + (f", {reads} windows" if reads else "") + (f", floor {floor}" if floor else "")
+        print(f"| {label} | {np.mean([row['gmac'] for row in rows]):.2f} | {tasks} | {len(rows)} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=tuple(TABLES), nargs="+", default=list(TABLES))
+    for name in parser.parse_args().only:
+        TABLES[name]()
+
+
+TABLES: dict[str, Callable[[], None]] = {"street": street, "lengths": lengths, "megapixel": megapixel}
+
+if __name__ == "__main__":
+    main()
