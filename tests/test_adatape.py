@@ -15,6 +15,7 @@ import adatape.models
 from adatape.config import ReaderConfig
 from adatape.encoder import TapeBlocksFrom
 from adatape.models import AdaTape, wrap
+from adatape.models.avit import AViT
 from adatape.models.base import filter_checkpoint
 from adatape.packing import fill_hidden
 from adatape.records import Output
@@ -329,9 +330,9 @@ def test_exports_with_a_dynamic_batch() -> None:
         (lambda: small(layer=3), "layer is 3; it must be a block index from 0 to 2"),
         (lambda: small(query="token"), "query is 'token', but the ViT has no class token; it must be 'mean'"),
         (lambda: small(steps=20, merge=4), "bank has 64 tokens; steps × merge needs 80"),
-        (lambda: wrap(VisionTransformer(32, 8, global_pool="map", depth=2)), "global_pool is 'map'.*hidden tape"),
+        (lambda: small(global_pool="map"), "global_pool is 'map'.*hidden tape.* gate must be True"),
         (lambda: wrap(VisionTransformer(32, 8, depth=2), patch=4, tape_ffn="blocks"), r"block_fn=TapeBlocksFrom\(1\)"),
-        (lambda: wrap(timm.create_model("deit_tiny_distilled_patch16_224")), "distillation head"),
+        (lambda: AViT(timm.create_model("deit_tiny_distilled_patch16_224")), "distillation head"),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_the_reason(make, message: str) -> None:

@@ -12,8 +12,10 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from adatape.atr import as_float64, highest, read_tape, scores, take
+from adatape.records import Tape
 
 
 @dataclass
@@ -319,3 +321,26 @@ def test_bad_input_is_refused_by_field_value_and_limit(arguments: dict, message:
 def test_values_are_not_looked_at_when_checking_is_off() -> None:
     tape = read_tape(QUERY * math.nan, BANK, 4, 2.0, query_width=8, check=False)
     assert tape.tokens.isnan().any()
+
+
+def test_reading_ends_with_the_last_row_that_reads_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    query, bank = 2 * torch.randn(5, 16, generator=draw), torch.randn(60, 16, generator=draw)
+    steps = []
+
+    def chosen(d: Tensor, k: int) -> Tensor:
+        steps.append(1)
+        return highest(d, k)
+
+    def read() -> Tape:
+        steps.clear()
+        return read_tape(query, bank, 12, 1.5, 3, 16, choose=chosen)
+
+    tape = read()
+    assert len(steps) == tape.length.max() < 12
+    monkeypatch.setattr("adatape.atr.may_look_at", lambda _: False)
+    whole = read()
+    assert len(steps) == 12
+    for ours, theirs in zip(tape, whole, strict=True):
+        assert torch.equal(ours, theirs)
+    assert read_tape(query[:0], bank, 12, 1.5, 3, 16).mask.shape == (0, 12)

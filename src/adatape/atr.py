@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from adatape.config import Ponder, Update, merge_of
+from adatape.cuda_graphs import may_look_at
+from adatape.packing import pad_tape
 from adatape.records import Tape
 
 Choose = Callable[[Tensor, int], Tensor]
@@ -22,7 +26,7 @@ Choose = Callable[[Tensor, int], Tensor]
 def highest(d: Float[Tensor, "b c"], k: int) -> Int[Tensor, "b k"]:
     """Indices of the k highest scores, best first, the lowest index first among equals (`topk` leaves ties open)."""
     d = d.detach()
-    if d.is_cpu and k < d.shape[-1] and not torch.compiler.is_compiling():
+    if k < d.shape[-1] and may_look_at(d):
         top = d.topk(k + 1)  # one pass instead of k, exact without ties; not on a GPU, where the test would synchronise
         if not bool((top.values[:, 1:] == top.values[:, :-1]).any()):
             return top.indices[:, :k]
@@ -65,15 +69,18 @@ def read_tape(
     if check and not torch.compiler.is_compiling():
         _check_values(query, bank, taken, steps, merge)
 
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         dtype = at_least_float32(query).dtype
         q, keys = as_float64(at_least_float32(query[:, :h])), as_float64(at_least_float32(bank[..., :h]))
         if taken is None:
             taken = torch.zeros(query.shape[0], bank.shape[-2], dtype=torch.bool, device=query.device)
         halting = loss = q.new_zeros(q.shape[0])
-        index, weight, mask = [], [], []
+        index: list[Tensor] = []
+        weight, mask = [], []
         for _ in range(steps):  # T bounds the loop: departure 10
             running = halting < threshold  # line 2
+            if index and may_look_at(running) and not bool(running.any()):
+                break  # what follows would be hidden
             d = scores(q, keys, dtype)  # line 3
             d = d.masked_fill(taken, -math.inf)  # line 4; departure 4 says why not a product
             i = choose(d, merge)  # line 5
@@ -93,7 +100,7 @@ def read_tape(
         visible, i, w = torch.stack(mask, 1), torch.stack(index, 1), torch.stack(weight, 1)
         w = w.to(dtype) * visible[..., None]
         tokens = weighted_sum(w, at_least_float32(take(bank, i)))  # lines 8-9 in full width, one gather for all steps
-    return Tape(
+    tape = Tape(
         tokens=tokens.to(bank.dtype),
         mask=visible,
         index=i.masked_fill(~visible[..., None], -1),
@@ -101,6 +108,7 @@ def read_tape(
         length=visible.sum(-1),
         ponder=loss.to(dtype),
     )
+    return pad_tape(tape, steps)
 
 
 def recompute_weights(
@@ -170,6 +178,11 @@ def take(bank: Float[Tensor, "*b c d"], index: Int[Tensor, b * t]) -> Float[Tens
 
 def weighted_sum(w: Float[Tensor, "*b k"], tokens: Float[Tensor, "*b k d"]) -> Float[Tensor, "*b d"]:
     return (w[..., None] * tokens).sum(-2)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Disables autocast on the device of `x`; the meta device has none."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

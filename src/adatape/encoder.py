@@ -10,11 +10,14 @@ from timm.layers import GluMlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from adatape.cuda_graphs import is_exporting
 from adatape.macs import linear_macs
 from adatape.packing import TapeRows
 from adatape.ragged_attention import RaggedMask
 
-GATE_FLOOR = 1e-16  # small enough that a tape key scoring 20 above all inputs still changes nothing in float32
+# Small enough that a tape key scoring 30 above all inputs changes nothing in float32; large enough that its product
+# with the small gradients of a large batch does not underflow.
+GATE_FLOOR = 1e-22
 GATE_SCALE = 10.0  # Adam's steps are about the rate; at a fine-tuning rate a gate must still get from 0 to about 1
 
 
@@ -83,12 +86,16 @@ class TapeBlocksFrom:
 
 
 class TapeGate(nn.Module):
-    """A factor g on attention to the tape, one per block and head, initially SHUT.
+    """A factor g on attention to the tape, one per block and head, initially 0.
 
     log g is added to the scores of tape keys, so attention mass on the tape is proportional to g: at first the output
     is that of the model without a tape, while the gradient of g has ordinary size. g uses the parameter's absolute
     value, with slope 1 at zero. If g were clamped at 0, the first step would close gates on a tape that is still
     harmful, and a tape behind a closed gate gets no gradient.
+
+    Without gradients a gate of 0 hides the tape: its softmax weights are exactly 0. With gradients it is GATE_FLOOR, so
+    that there is a slope; t tape keys that score at most s above all inputs then have weight t · GATE_FLOOR · exp(s).
+    `wrap` warns where a ViT's scores are so large that this matters.
     """
 
     def __init__(self, blocks: int, heads: int) -> None:
@@ -96,6 +103,11 @@ class TapeGate(nn.Module):
         self.open = nn.Parameter(torch.zeros(blocks, heads))
 
     def forward(self) -> Float[Tensor, "blocks heads"]:
-        """Log-gates, in float32 or better."""
-        opened = self.open.to(torch.promote_types(self.open.dtype, torch.float32))
-        return (GATE_FLOOR + GATE_SCALE * torch.where(opened < 0, -opened, opened)).log()
+        """Log-gates, in float32 or better; without gradient in an exported model.
+
+        A bias with gradient would choose another attention while it is traced than when the graph is converted.
+        """
+        opened = self.open.detach() if is_exporting() and not self.training else self.open
+        opened = opened.to(torch.promote_types(opened.dtype, torch.float32))
+        gate = GATE_SCALE * torch.where(opened < 0, -opened, opened)
+        return (gate + GATE_FLOOR if torch.is_grad_enabled() else gate).log()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from adatape.cuda_graphs import may_look_at
 from adatape.records import Tape
 
 
@@ -37,6 +38,38 @@ def truncate_tape(tape: Tape, budget: Int[Tensor, "b"]) -> Tape:
         length=torch.minimum(tape.length, budget),
         ponder=tape.ponder,
     )
+
+
+def pad_tape(tape: Tape, steps: int) -> Tape:
+    """The tape with hidden tokens after its last, `steps` in all."""
+    more = steps - tape.mask.shape[1]
+    if more == 0:
+        return tape
+    tokens, mask, index, weight, length, ponder = tape
+    rows = (0, 0, 0, more)
+    return Tape(
+        F.pad(tokens, rows), F.pad(mask, rows[2:]), F.pad(index, rows, value=-1), F.pad(weight, rows), length, ponder
+    )
+
+
+def without_hidden_steps(tape: Tape) -> Tape:
+    """The tape without steps that no sample has read, where that may be looked at for nothing."""
+    if not may_look_at(tape.length):
+        return tape
+    longest = int(tape.length.max()) if tape.length.numel() else 0
+    return tape._replace(
+        tokens=tape.tokens[:, :longest],
+        mask=tape.mask[:, :longest],
+        index=tape.index[:, :longest],
+        weight=tape.weight[:, :longest],
+    )
+
+
+def pad_rows(
+    rows: Float[Tensor, "b m d"], visible: Bool[Tensor, "b m"], more: int
+) -> tuple[Float[Tensor, "b n d"], Bool[Tensor, "b n"]]:
+    """Rows and their mask with `more` hidden rows of zeros after them."""
+    return (F.pad(rows, (0, 0, 0, more)), F.pad(visible, (0, more))) if more else (rows, visible)
 
 
 def key_bias(visible: Bool[Tensor, "b m"], gate: Float[Tensor, "h"], tape: int) -> Float[Tensor, "b h 1 m"]:

@@ -11,14 +11,18 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from timm.layers import PatchEmbed
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class PatchRows(PatchEmbed):
-    """timm's PatchEmbed as a matmul; inputs that need padding or are not flattened use timm's convolution."""
+    """timm's PatchEmbed as a matmul; inputs that need padding or are not flattened use timm's convolution.
+
+    So does a projection that a tool has replaced, as adapters do, since its weight is not all that it computes.
+    """
 
     def forward(self, x: Float[Tensor, "b ch height width"]) -> Any:
-        if tuple(x.shape[-2:]) != self.img_size or self.dynamic_img_pad or not self.flatten:
+        resized = tuple(x.shape[-2:]) != self.img_size and self.strict_img_size
+        if resized or self.dynamic_img_pad or not self.flatten or type(self.proj) is not nn.Conv2d:
             return super().forward(x)
         rows = raw_patches(x, self.patch_size).to(matmul_dtype(x))
         return self.norm(F.linear(rows, self.proj.weight.flatten(1), self.proj.bias))
@@ -33,4 +37,13 @@ def raw_patches(images: Float[Tensor, "b ch height width"], patch: tuple[int, in
 def matmul_dtype(x: Tensor) -> torch.dtype:
     """The dtype of a matmul on `x`: autocast's if it is enabled, else that of `x`."""
     device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    enabled = not x.is_meta and torch.is_autocast_enabled(device)  # the meta device has no autocast
+    return torch.get_autocast_dtype(device) if enabled else x.dtype
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is torch's own with ordinary weights, so that they are all that it computes.
+
+    Adapters replace the layer; quantisers replace it or the type of its weight.
+    """
+    return type(layer) in (nn.Linear, nn.Conv2d) and type(layer.weight) in (Tensor, nn.Parameter)

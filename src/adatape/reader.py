@@ -1,24 +1,27 @@
 """TapeReader: Algorithm 2 as a module, with shared norm, query noise, hidden bank tokens and a budget.
 
 It has two paths with the same result: `atr.read_tape` on all bank tokens; or, on a GPU, `kernels.select`, which selects
-indices from keys without gradient, after which only the selected tokens are computed and weighted.
+indices from keys without gradient, after which only the selected tokens are computed and weighted. A bank that searches
+an index selects by itself, on any device.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import operator
 import warnings
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from adatape.atr import Choose, at_least_float32, highest, ponder_of, read_tape, weighted_sum
+from adatape.atr import Choose, at_least_float32, highest, ponder_of, read_tape, weighted_sum, without_autocast
 from adatape.banks import BankView, normed
 from adatape.config import Choice, ReaderConfig
 from adatape.counter_rng import keys_of, normal, uniform
 from adatape.cuda_graphs import is_exporting
-from adatape.kernels.select import ReadParams, select_tokens
+from adatape.kernels.select import ReadParams
 from adatape.kernels.weights import tape_weights
 from adatape.packing import truncate_tape
 from adatape.records import Tape
@@ -65,11 +68,16 @@ class TapeReader(nn.Module):
     def tokens_needed(reading: ReaderConfig) -> int:
         return reading.steps * reading.merged
 
-    def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
+    def set_budget(
+        self, steps: int | None = None, threshold: float | None = None, bank_size: int | None = None
+    ) -> None:
         """Sets the maximum tape length and the halting threshold, which scales with steps unless given."""
-        steps = self.reading.steps if steps is None else steps
+        steps = self.reading.steps if steps is None else whole_steps(steps)
         if steps < 0:
             raise ValueError(f"steps is {steps}; it must be 0 (no tape) or more")
+        need = self.tokens_needed(dataclasses.replace(self.reading, steps=steps, merge=self.reading.merged))
+        if bank_size is not None and need > bank_size:
+            raise ValueError(f"steps is {steps}; it needs {need} bank tokens, and the bank has {bank_size}")
         if threshold is None:
             threshold = self.reading.threshold * steps / self.reading.steps
         elif not threshold > 0:
@@ -94,22 +102,24 @@ class TapeReader(nn.Module):
         key: Tensor | None = None,
     ) -> Tape:
         dtype, view = query.dtype, BankView(bank) if isinstance(bank, Tensor) else bank
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query):
             if self.training and self.reading.query_noise > 0:
                 query = query + self.reading.query_noise * _noise(query, key)
             query, taken = self._norm(query), self._dropout_mask(query, view.size, key)
-        if self._uses_kernels(query):
+        if self._uses_kernels(query, view):
             tape = self.read_selected(query, view, taken)
         else:
             tokens = view.all()
-            with torch.autocast(query.device.type, enabled=False):
+            with without_autocast(query):
                 tape = self.read(query, self._norm(tokens), taken, key)
         if self.training and self.reading.sample_budgets:
             tape = truncate_tape(tape, _sampled_budget(query, self.steps, key))
         tokens, *rest = tape  # torch 2.11 does not compile what `_replace` makes
         return Tape(tokens.to(dtype), *rest)
 
-    def _uses_kernels(self, query: Tensor) -> bool:
+    def _uses_kernels(self, query: Tensor, view: BankView) -> bool:
+        if view.searches and self.use_kernels is None:
+            return not is_exporting()
         if self.reading.choose != "highest" or query.dtype == torch.float64 or is_exporting():
             return False
         return query.is_cuda if self.use_kernels is None else self.use_kernels
@@ -118,11 +128,9 @@ class TapeReader(nn.Module):
         reading, h = self.reading, self.reading.query_width
         temperature = h**0.5 if reading.temperature is None else reading.temperature
         params = ReadParams(self.steps, self.threshold, reading.merged, temperature, reading.update == "average")
-        selection = select_tokens(
-            query[:, :h], bank.keys(None if isinstance(self.norm, nn.Identity) else self.norm, h), taken, params
-        )
+        selection = bank.select(query[:, :h], None if isinstance(self.norm, nn.Identity) else self.norm, taken, params)
         tokens = bank.take(selection.index.clamp(min=0))
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query):
             tokens, weight, length = self._norm(tokens), selection.weight, selection.mask.sum(-1)
             if torch.is_grad_enabled():
                 weight = tape_weights(query[:, :h], tokens[..., :h], weight, length, temperature, params.average)
@@ -180,6 +188,14 @@ class TapeReader(nn.Module):
 
     def extra_repr(self) -> str:
         return f"steps={self.steps}, threshold={self.threshold}, merge={self.reading.merged}"
+
+
+def whole_steps(steps: int) -> int:
+    """`steps` of a budget as an int; refuses fractions."""
+    try:
+        return operator.index(steps)
+    except TypeError:
+        raise ValueError(f"steps is {steps}; it must be a whole number") from None
 
 
 def _noise(like: Float[Tensor, "b d"], key: Int[Tensor, "b"] | None) -> Float[Tensor, "b d"]:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.ablation import FixedTokens, make_reader
 from adatape.banks import Bank, NoBank
 from adatape.config import Budget, ReaderConfig, ReaderName
-from adatape.cuda_graphs import is_compiling_or_capturing, is_exporting
+from adatape.cuda_graphs import is_compiling_or_capturing, is_exporting, may_look_at
 from adatape.encoder import TapeBlock, TapeGate, tape_mlp
 from adatape.macs import (
     PartCost,
@@ -24,11 +23,14 @@ from adatape.macs import (
     parameter_count,
     total,
 )
+from adatape.models.adapters import warn_of_frozen_gate
+from adatape.models.backbone import ViT
 from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, ignore_block, macs_by_count
 from adatape.models.execution import BlocksInput, run_buckets, run_packed, run_padded
 from adatape.models.join import TapeJoin, check_join, head_count, hidden_width
-from adatape.packing import TapeRows, append_tape, key_bias
-from adatape.ragged_attention import padding_mask
+from adatape.models.rope import row_rope
+from adatape.packing import TapeRows, append_tape, key_bias, pad_rows, without_hidden_steps
+from adatape.ragged_attention import PaddingMask, padding_mask
 from adatape.reader import TapeReader
 from adatape.records import Output, Tape
 
@@ -36,12 +38,13 @@ from adatape.records import Output, Tape
 class AdaTape(Adaptive):
     """A ViT with a bank and a reader; `reader` names the paper's reader or an ablation of it."""
 
+    any_backbone: ClassVar[bool] = True
     adapts: ClassVar[str | None] = "sequence"
     length_name: ClassVar[str] = "tape length"
 
     def __init__(
         self,
-        vit: VisionTransformer,
+        vit: ViT,
         bank: Bank,
         reading: ReaderConfig | None = None,
         join: TapeJoin | None = None,
@@ -54,6 +57,7 @@ class AdaTape(Adaptive):
         check_join(vit, join, self.query)
         self.bank = NoBank() if reader == "fixed" else bank
         self.reader = make_reader(reader, vit.embed_dim, reading or ReaderConfig(), bank.size)
+        self.bank.check(vit.embed_dim, self.reader)
         if self.reader.scales_rows and "blocks" not in join.tape_ffn:
             raise ValueError(f"reader is {reader!r}; it scales rows in TapeBlocks, so tape_ffn must include 'blocks'")
         feeds = "append" in join.tape_ffn
@@ -65,55 +69,54 @@ class AdaTape(Adaptive):
         self.packed, self.buckets = False, 0
 
     def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:
-        tokens, depth = self.embed(x), len(self.vit.blocks)
+        (tokens, rope), depth = self.embed_with_rope(x), len(self.vit.blocks)
         below = min(self.join.layer, depth) if self.reader.steps > 0 else depth
-        for layer in range(below):
-            tokens = self.run_block(self.vit.blocks[layer], tokens)
-            on_block(layer, tokens)
+        tokens = self.run_plain_blocks(tokens, rope, below, on_block)
         if below == depth:
             return BlocksOutput(tokens, ponder=tokens.new_zeros(tokens.shape[0], dtype=torch.float32))
         query = tokens[:, 0] if self.query == "token" else tokens.mean(1)
-        tape = self.reader(query, self.bank.open(x), key)
-        rows, visible = append_tape(tokens, self.append_mlp(tape.tokens), tape.mask)
-        blocks_input = BlocksInput(rows, visible, tape.mask.shape[1], self.reader.row_scale(tape, tokens.shape[1]))
-        rows = self._run_tape_blocks(blocks_input, tape, on_block)
+        tape = self.reader(query, self.bank.open(x, tokens, query), key)
+        read = tape if self.training else without_hidden_steps(tape)
+        rows, visible = append_tape(tokens, self.append_mlp(read.tokens), read.mask)
+        scale = self.reader.row_scale(read, tokens.shape[1])
+        rotated = row_rope(rope, read, self.bank, self.vit.num_prefix_tokens)
+        blocks_input = BlocksInput(rows, visible, read.mask.shape[1], scale, rotated)
+        rows = self._run_tape_blocks(blocks_input, read, on_block)
         if not self.pooled:
             return BlocksOutput(rows[:, : tokens.shape[1]], tape.ponder, None, tape)
-        return BlocksOutput(rows, tape.ponder, None if self._all_rows_visible() else visible, tape)
+        rows, visible = pad_rows(rows, visible, tape.mask.shape[1] - read.mask.shape[1])
+        return BlocksOutput(rows, tape.ponder, None if self._all_visible(visible) else visible, tape)
 
     def _run_tape_blocks(self, blocks_input: BlocksInput, tape: Tape, on_block: OnBlock) -> Tensor:
         """Runs input and tape rows through the blocks from `layer` on, padded, packed or in buckets."""
         first = self.join.layer
         shifted: OnBlock = on_block if on_block is ignore_block else lambda n, tokens: on_block(first + n, tokens)
         masks = self.attention_masks(blocks_input, tape)
-        drops_hidden_rows = self.packed and not (
-            self.training or self._has_key_bias() or self._all_rows_visible() or is_compiling_or_capturing()
-        )
-        if not drops_hidden_rows:
+        packs = self.packed and isinstance(masks[0], PaddingMask)  # not biases, nor where no row is hidden
+        if not packs or self.training or is_compiling_or_capturing():
             return run_padded(self._step, blocks_input, masks, shifted)
         if self.buckets and on_block is ignore_block:
             return run_buckets(self._step, blocks_input, len(masks), self.buckets)
         return run_packed(self._step, blocks_input, len(masks), shifted)
 
-    def _step(self, n: int, x: Tensor, mask: Any, tape: int | TapeRows, scale: Tensor | None) -> Tensor:
-        block = self.vit.blocks[self.join.layer + n]
-        arguments = {"tape": tape} if isinstance(block, TapeBlock) else {}
-        return self.run_block(block, x, attn_mask=mask, **arguments, **({} if scale is None else {"scale": scale}))
+    def _step(self, n: int, x: Tensor, mask: Any, tape: int | TapeRows, scale: Any, rope: Any) -> Tensor:
+        layer = self.join.layer + n
+        block, rotated = self.vit.blocks[layer], None if rope is None else rope.at(layer)
+        rows = tape if isinstance(block, TapeBlock) else None
+        return self.run_block(block, x, attn_mask=mask, tape=rows, scale=scale, rope=rotated)
 
     def attention_masks(self, blocks_input: BlocksInput, tape: Tape) -> Sequence[Any]:
         """One `attn_mask` per block from `layer` on: a mask of hidden rows, or a bias with each head's log-gate."""
         if self.gate is not None:
             gates = self.gate().to(blocks_input.rows.dtype)
             return [key_bias(blocks_input.visible, gate, tape.mask.shape[1]) for gate in gates]
-        mask = None if self._all_rows_visible() else padding_mask(blocks_input.visible)
+        mask = None if self._all_visible(blocks_input.visible) else padding_mask(blocks_input.visible)
         return [mask] * (len(self.vit.blocks) - self.join.layer)
 
-    def _has_key_bias(self) -> bool:
-        """Whether attention masks are float biases, which packed rows do not support."""
-        return self.gate is not None
-
-    def _all_rows_visible(self) -> bool:
-        """Whether all tapes have full length, so that no mask is needed; an exported graph cuts tapes later."""
+    def _all_visible(self, visible: Tensor) -> bool:
+        """Whether no row is hidden, so that no mask is needed; an exported graph cuts tapes later."""
+        if may_look_at(visible) and not self.training:
+            return bool(visible.all())
         return self.reader.always_full and not is_exporting()
 
     def set_packed(self, packed: bool = True, buckets: int = 0) -> None:
@@ -125,9 +128,14 @@ class AdaTape(Adaptive):
         """
         self.packed, self.buckets = packed or buckets > 0, buckets
 
+    def train(self, mode: bool = True) -> AdaTape:
+        if mode:
+            warn_of_frozen_gate(self, self.gate)
+        return super().train(mode)
+
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Sets the budget of later calls: steps=0 is the plain ViT, bit for bit; without arguments, as built."""
-        self.reader.set_budget(steps, threshold)
+        self.reader.set_budget(steps, threshold, self.bank.size)
 
     def budget_range(self) -> BudgetRange:
         reading = self.reader.reading
@@ -151,7 +159,7 @@ class AdaTape(Adaptive):
         return [
             embedding_cost(vit),
             PartCost("bank", parameter_count(self.bank), self.bank.token_macs() if tape else 0),
-            PartCost("reader", parameter_count(reader), reader.macs(self.bank.size, tape)),
+            PartCost("reader", parameter_count(reader), reader.macs(self.bank.scored_tokens(), tape)),
             PartCost("blocks", parameter_count(vit.blocks, vit.norm, *gate) - parameter_count(*in_blocks), blocks),
             PartCost("tape feed-forwards", parameter_count(*own), tape * sum(linear_macs(ffn) for ffn in own)),
             head_cost(vit),
@@ -172,11 +180,17 @@ class AdaTape(Adaptive):
         return self.reader
 
     def export_refusal(self) -> str | None:
-        return self.reader.export_refusal()
+        return self.bank.export_refusal() or self.reader.export_refusal()
 
     def set_input_size(self, img_size: tuple[int, int]) -> None:
         super().set_input_size(img_size)
         self.bank.set_input_size(img_size)
+
+    def prune_intermediate_layers(self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True) -> Any:
+        taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        if self.gate is not None:
+            self.gate.open = nn.Parameter(self.gate.open[: max(0, len(self.vit.blocks) - self.join.layer)].detach())
+        return taken
 
     def no_weight_decay(self) -> set[str]:
         gates = set() if self.gate is None else {"gate.open"}

@@ -6,7 +6,7 @@ A method implements `forward_blocks` and overrides budget, cost and loss where t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,15 +15,20 @@ from timm.layers import Format
 from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.eva import Eva
-from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
+from timm.models.eva import Eva, EvaBlock, EvaBlockPostNorm
+from timm.models.eva import checkpoint_filter_fn as eva_filter
+from timm.models.vision_transformer import Block, checkpoint_filter_fn
 from torch import Tensor, nn
 
 from adatape.ablation import FixedTokens
 from adatape.banks import Bank
 from adatape.config import Budget
 from adatape.losses import LossName, class_loss
-from adatape.macs import PartCost, total, vit_cost
+from adatape.macs import PartCost, input_tokens, total, vit_cost
+from adatape.models.backbone import ViT, check_backbone, embed, pooled_prefix
+from adatape.models.rescale import Rescale
+from adatape.models.rope import GridRope
+from adatape.models.tracing import refuse_symbolic_tracing
 from adatape.packing import fill_hidden
 from adatape.reader import TapeReader
 from adatape.records import Output, Steps, Tape
@@ -47,6 +52,14 @@ class BudgetRange(NamedTuple):
     threshold: float | None  # at `most` steps; None where the threshold cannot be set
 
 
+class WindowGrid(NamedTuple):
+    """Windows of an image that a model can read, numbered row by row."""
+
+    window: int  # side in pixels
+    rows: int
+    columns: int
+
+
 OnBlock = Callable[[int, Tensor], None]
 
 
@@ -57,28 +70,39 @@ def ignore_block(layer: int, tokens: Tensor) -> None:
 class Adaptive(nn.Module, ABC):
     """A timm model that wraps a ViT as `vit`; the ViT's state-dict keys are timm's under that prefix."""
 
+    any_backbone: ClassVar[bool] = False  # whether it also takes Eva, distilled ViTs and attention pooling
     adapts: ClassVar[str | None] = None  # what adapts to each sample: sequence, depth or tokens
     length_name: ClassVar[str] = "steps taken"  # what `length_taken` counts
+    stops_below_threshold: ClassVar[bool] = False  # whether reading ends at the first weight below the threshold
     no_budget: ClassVar[str] = "every sample costs the same"  # reason given where no budget can be set
 
-    def __init__(self, vit: VisionTransformer) -> None:
+    def __init__(self, vit: ViT) -> None:
         super().__init__()
-        check_backbone(vit)
+        check_backbone(vit, any_backbone=self.any_backbone)
         self.vit = vit
+        self.rescale: Rescale | None = None  # where images are to be scaled otherwise than they are given
 
     @abstractmethod
     def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:
         """Runs embedding and blocks; calls `on_block` with the input tokens after each block."""
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
-        result = self.forward_blocks(x, ignore_block, key)
-        features = self.forward_head(self._final_norm(self._pooled_rows(result)), pre_logits=True)
-        logits = self.classify(features)
+        refuse_symbolic_tracing(x)
+        result = self.forward_blocks(self._rescaled(x), ignore_block, key)
+        rows = self._final_norm(self._pooled_rows(result))
+        features = self.forward_head(rows, pre_logits=True)
+        two_heads = isinstance(self.vit, VisionTransformerDistilled)
+        logits = self.forward_head(rows) if two_heads else self.classify(features)
         return Output(logits, features, result.ponder, result.tape, result.steps) if output else logits
 
     def budget_range(self) -> BudgetRange | None:
         """The budgets that can be set; None if the cost is fixed."""
         return None
+
+    def threshold_at(self, steps: int) -> float | None:
+        """The threshold that goes with so many steps; None where there is none."""
+        known = self.budget_range()
+        return None if known is None or known.threshold is None else known.threshold * steps / known.most
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:  # noqa: ARG002
         """Sets the budget of later calls; without arguments, the one it was built with."""
@@ -94,6 +118,10 @@ class Adaptive(nn.Module, ABC):
         """Parameters and multiply-adds by part for one sample with `tape` tape tokens; None means the full budget."""
         self.refuse_tape(tape)
         return vit_cost(self.vit)
+
+    def input_tokens(self) -> int:
+        """Tokens of a sample besides its tape: class token, patches, and so on."""
+        return input_tokens(self.vit)
 
     def actual_macs(self, output: Output) -> Tensor:
         """Multiply-adds of each sample, (b,) int64: `cost` at the tape length, depth or tokens that it used."""
@@ -123,6 +151,24 @@ class Adaptive(nn.Module, ABC):
         """The bank of the tape; None without a tape."""
         return None
 
+    def tape_boxes(self, index: Tensor, image: tuple[int, int]) -> Tensor | None:
+        """Where on an image of that height and width each bank token of `Tape.index` lies; None if nowhere.
+
+        (*index.shape, 4): top, left, height and width in pixels.
+        """
+        bank = self.tape_bank()
+        return None if bank is None else bank.boxes(index, image)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images that the model takes."""
+        height, width = self.vit.patch_embed.img_size
+        return height, width
+
+    def window_grid(self) -> WindowGrid | None:
+        """The windows that the model can read of an image; None if it reads none."""
+        return None
+
     def tape_reader(self) -> TapeReader | FixedTokens | None:
         return None
 
@@ -136,7 +182,10 @@ class Adaptive(nn.Module, ABC):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Normalised tokens: prefix, patches, then tape; `forward_head` of them equals `forward`."""
-        return self._final_norm(self.forward_blocks(x, ignore_block, None))
+        return self._final_norm(self.forward_blocks(self._rescaled(x), ignore_block, None))
+
+    def _rescaled(self, x: Tensor) -> Tensor:
+        return x if self.rescale is None else self.rescale(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         return self.vit.forward_head(x, pre_logits=pre_logits)
@@ -145,31 +194,45 @@ class Adaptive(nn.Module, ABC):
         return self.vit.head(features)
 
     def embed(self, x: Tensor) -> Tensor:
-        vit = self.vit
-        return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(x))))
+        return self.embed_with_rope(x)[0]
 
-    def run_block(self, block: Callable[..., Tensor], x: Tensor, **kwargs: Any) -> Tensor:
+    def embed_with_rope(self, x: Tensor) -> tuple[Tensor, GridRope | None]:
+        """Tokens, and their rotary positions where the ViT has any."""
+        return embed(self.vit, x)
+
+    def run_plain_blocks(self, tokens: Tensor, rope: GridRope | None, count: int, on_block: OnBlock) -> Tensor:
+        """Runs the first `count` blocks on input tokens alone, as timm does."""
+        for layer in range(count):
+            tokens = self.run_block(self.vit.blocks[layer], tokens, rope=None if rope is None else rope.at(layer))
+            on_block(layer, tokens)
+        return tokens
+
+    def run_block(self, block: Callable[..., Tensor], x: Tensor, **options: Any) -> Tensor:
+        """Runs one block; options that are None are left out, since not every kind of block takes them."""
+        kwargs = {name: value for name, value in options.items() if value is not None}
         if self.vit.grad_checkpointing and self.training:
             return checkpoint(partial(block, **kwargs), x)  # under torch.compile, checkpoint accepts only tensors
         return block(x, **kwargs)
 
     def compile_blocks(self, **options: Any) -> None:
         """Applies torch.compile to each block in place; equal blocks, also of other models, compile once."""
-        blocks = [module for module in self.modules() if isinstance(module, Block)]
+        blocks = [module for module in self.modules() if isinstance(module, Block | EvaBlock | EvaBlockPostNorm)]
         if not blocks:
             raise TypeError(f"the blocks are {type(self.vit.blocks[0]).__name__}s; compile_blocks needs timm's Block")
         for block in blocks:
             block.compile(**options)
 
     def _pooled_rows(self, result: BlocksOutput) -> BlocksOutput:
-        """Only the class token if it alone is pooled, so that the final norm skips the other rows."""
-        return BlocksOutput(result.tokens[:, :1], result.ponder) if self.vit.global_pool == "token" else result
+        """Only the rows that the head sees, so that the final norm skips the others."""
+        seen = pooled_prefix(self.vit)
+        return result if seen is None else BlocksOutput(result.tokens[:, :seen], result.ponder)
 
     def _final_norm(self, result: BlocksOutput) -> Tensor:
         x = self.vit.norm(result.tokens)
         if result.visible is None:
             return x
-        return fill_hidden(x, result.visible, 0 if self.vit.pool_include_prefix else self.vit.num_prefix_tokens)
+        with_prefix = getattr(self.vit, "pool_include_prefix", False)
+        return fill_hidden(x, result.visible, 0 if with_prefix else self.vit.num_prefix_tokens)
 
     def forward_intermediates(
         self,
@@ -185,24 +248,41 @@ class Adaptive(nn.Module, ABC):
         """As timm's: the patch grid after the chosen blocks, without tape tokens."""
         take, _ = feature_take_indices(len(self.vit.blocks), indices)
         seen: dict[int, Tensor] = {}
+        last = -1  # the latest block's tokens, which stay the same once all samples have halted
 
         def on_block(layer: int, tokens: Tensor) -> None:
+            seen[last] = tokens
             if layer in take:
-                seen[layer] = self.vit.norm(tokens) if norm else tokens
+                seen[layer] = tokens
 
-        result = self.forward_blocks(x, on_block, None)
+        result = self.forward_blocks(self._rescaled(x), on_block, None)
         prefix = self.vit.num_prefix_tokens
-        maps = [seen[layer][:, prefix:] for layer in take]
+        states = [seen.get(layer, seen[last]) for layer in take]
+        states = [self.vit.norm(state) for state in states] if norm else states
+        maps = [state[:, prefix:] for state in states]
         if Format(output_fmt) == Format.NCHW:
             height, width = self.vit.patch_embed.dynamic_feat_size(x.shape[-2:])
             maps = [y.transpose(1, 2).unflatten(2, (height, width)).contiguous() for y in maps]
-        prefixes = [seen[layer][:, :prefix] for layer in take] if return_prefix_tokens and prefix else []
+        prefixes = [state[:, :prefix] for state in states] if return_prefix_tokens and prefix else []
         if output_dict:
             found = {"image_intermediates": maps, "image_intermediates_prefix": prefixes}
             features = {} if intermediates_only else {"image_features": self._final_norm(result)}
             return {name: value for name, value in found.items() if value} | features
         given = list(zip(maps, prefixes, strict=True)) if prefixes else maps
         return given if intermediates_only else (self._final_norm(result), given)
+
+    def get_intermediate_layers(
+        self,
+        x: Tensor,
+        n: int | list[int] = 1,
+        reshape: bool = False,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+    ) -> list[Any]:
+        """As DINO's and timm's: `forward_intermediates` as rows, or as a grid with `reshape`."""
+        return self.forward_intermediates(
+            x, n, return_prefix_tokens, norm, output_fmt="NCHW" if reshape else "NLC", intermediates_only=True
+        )
 
     def prune_intermediate_layers(self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True) -> Any:
         return self.vit.prune_intermediate_layers(indices, prune_norm=prune_norm, prune_head=prune_head)
@@ -226,7 +306,7 @@ class Adaptive(nn.Module, ABC):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:  # noqa: ARG002
         """timm's layer groups for the ViT; parameters outside `vit.` match none and get the full rate."""
         return {
-            "stem": r"^vit\.(?:cls_token|reg_token|pos_embed|patch_embed)",
+            "stem": r"^vit\.(?:cls_token|dist_token|reg_token|pos_embed|patch_embed)",
             "blocks": [(r"^vit\.blocks\.(\d+)", None), (r"^vit\.norm", (99999,))],
         }
 
@@ -247,12 +327,48 @@ class Adaptive(nn.Module, ABC):
         return self.vit.embed_dim
 
     @property
+    def num_prefix_tokens(self) -> int:
+        return self.vit.num_prefix_tokens
+
+    @property
+    def blocks(self) -> nn.ModuleList | nn.Sequential:
+        """The ViT's blocks; their keys in the state dict are `vit.blocks`."""
+        return self.vit.blocks
+
+    @property
+    def patch_embed(self) -> nn.Module:
+        return self.vit.patch_embed
+
+    @property
     def global_pool(self) -> str:
         return self.vit.global_pool
 
     @property
+    def pretrained_cfg(self) -> dict[str, Any]:
+        """timm's settings of the model if timm created it, else those of the ViT with a wrapper's names."""
+        given = self.__dict__.get("_pretrained_cfg")
+        return wrapped_settings(self.vit, self.image_size) if given is None else given
+
+    @pretrained_cfg.setter
+    def pretrained_cfg(self, settings: dict[str, Any]) -> None:
+        self._pretrained_cfg = settings
+
+    @property
     def feature_info(self) -> list[dict[str, Any]]:
         return [{**info, "module": f"vit.{info['module']}"} for info in self.vit.feature_info]
+
+
+def wrapped_settings(vit: Any, image: tuple[int, int]) -> dict[str, Any]:
+    """A ViT's `pretrained_cfg` as that of its wrapper: other names of layers, and no source of weights."""
+    sources = {"url", "file", "hf_hub_id", "hf_hub_filename", "source", "state_dict", "custom_load", "tag"}
+    kept = {key: value for key, value in vit.pretrained_cfg.items() if key not in sources}
+    layers = {key: _prefixed(kept[key]) for key in ("first_conv", "classifier") if kept.get(key)}
+    shape = {"input_size": (vit.in_chans, *image), "num_classes": vit.num_classes}
+    return {**kept, **layers, **shape, "architecture": "adatape"}
+
+
+def _prefixed(names: str | Sequence[str]) -> str | tuple[str, ...]:
+    return f"vit.{names}" if isinstance(names, str) else tuple(f"vit.{name}" for name in names)
 
 
 def macs_by_count(counts: Tensor, macs: Callable[[int], int]) -> Tensor:
@@ -261,30 +377,17 @@ def macs_by_count(counts: Tensor, macs: Callable[[int], int]) -> Tensor:
     return torch.tensor([table[count] for count in counts.tolist()])
 
 
+def is_added(name: str) -> bool:
+    """Whether a parameter was added by wrapping a ViT, or belongs to its head, which is new for other classes."""
+    return not name.startswith("vit.") or name.startswith("vit.head") or "tape_mlp" in name
+
+
 def filter_checkpoint(state: dict[str, Any], model: Adaptive) -> dict[str, Any]:
     """Maps a plain ViT's checkpoint to a wrapper's keys, with resized positions; other parameters are unchanged."""
     state = state.get("state_dict", state.get("model", state))
     if any(key.startswith("vit.") for key in state):
         return state
-    backbone = {f"vit.{key}": value for key, value in checkpoint_filter_fn(state, model.vit).items()}
+    convert = eva_filter if isinstance(model.vit, Eva) else checkpoint_filter_fn
+    backbone = {f"vit.{key}": value for key, value in convert(state, model.vit).items()}
     ours = {key: value for key, value in model.state_dict().items() if not key.startswith("vit.") or "tape_mlp" in key}
     return {**ours, **backbone}
-
-
-def check_backbone(vit: nn.Module) -> None:
-    if isinstance(vit, Eva):
-        raise TypeError(
-            "the backbone is an Eva (EVA-02, DINOv3, …), whose rotary embedding needs every token's grid position; "
-            "a tape token has none, so it must be a timm VisionTransformer"
-        )
-    if not isinstance(vit, VisionTransformer):
-        raise TypeError(f"the backbone is a {type(vit).__name__}; it must be a timm VisionTransformer")
-    if isinstance(vit, VisionTransformerDistilled):
-        raise ValueError(
-            "the backbone has a distillation head, and its two logits cannot be combined; use the ViT without it"
-        )
-    if vit.attn_pool is not None:
-        raise ValueError(
-            f"global_pool is {vit.global_pool!r}; attention pooling would attend to hidden tape tokens, "
-            "so it must be 'token', 'avg', 'max' or 'avgmax'"
-        )

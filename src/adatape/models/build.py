@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
 
-from adatape.banks import Bank, InputBank, LearnedBank, NoBank
+from adatape.banks import Bank, FrozenBank, InputBank, LearnedBank, NoBank
 from adatape.config import Choice, Ponder, ReaderConfig, ReaderName, TapeFFN, Update
 from adatape.dropped import refuse_renamed
 from adatape.encoder import TapeBlocksFrom
 from adatape.models.adatape import AdaTape
-from adatape.models.base import check_backbone
+from adatape.models.backbone import ViT, check_backbone, default_bank_patch
 from adatape.models.join import QueryName, TapeJoin
+from adatape.models.leak import warn_of_leak
 from adatape.models.registry import SIZES, register, split
-from adatape.models.windows import EncoderName, WindowOptions, WindowTape
+from adatape.models.windows import WindowTape
 from adatape.windows.answers import Labels
+from adatape.windows.options import EncoderName, WindowOptions
 
 BankName = Literal["input", "learn"]
 WINDOW_FIELDS = [field.name for field in dataclasses.fields(WindowOptions)]
@@ -61,6 +64,7 @@ class WrapWindowsOptions(TypedDict, total=False):
     labels: Labels
     encoder: EncoderName
     search: int
+    training_steps: int | None
     cell: int
     scan_scale: int
     scan_fold: int
@@ -69,10 +73,10 @@ class WrapWindowsOptions(TypedDict, total=False):
 
 @overload
 def wrap(
-    vit: VisionTransformer,
-    bank: BankName | Bank = "input",
+    vit: ViT,
+    bank: BankName | Bank | Tensor = "input",
     *,
-    patch: int = 8,
+    patch: int | None = None,
     bank_size: int = 10_000,
     reading: ReaderConfig | None = None,
     **options: Unpack[WrapOptions],
@@ -81,7 +85,7 @@ def wrap(
 
 @overload
 def wrap(
-    vit: VisionTransformer,
+    vit: ViT,
     bank: Literal["windows"],
     *,
     image: tuple[int, int],
@@ -90,11 +94,11 @@ def wrap(
 
 
 def wrap(
-    vit: VisionTransformer,
-    bank: BankName | Literal["windows"] | Bank = "input",
+    vit: ViT,
+    bank: BankName | Literal["windows"] | Bank | Tensor = "input",
     *,
     image: tuple[int, int] | None = None,
-    patch: int = 8,
+    patch: int | None = None,
     bank_size: int = 10_000,
     reading: ReaderConfig | None = None,
     **options: Any,
@@ -103,13 +107,15 @@ def wrap(
 
     With bank="windows" it reads windows of images of size `image` (height, width), and `options` are the fields of
     `WindowOptions`. Otherwise they are `reader` and the fields of `TapeJoin` and `ReaderConfig`, and the bank is
-    initialised
-    from the ViT's patch embedding. `gate` is True by default; with `gate=False` every head attends to the tape at once.
+    initialised from the ViT's patch embedding; its `patch` is 8 where that divides the image, else half the ViT's.
+    A bank may also be a `Bank` or a tensor (c, d), which is stored and not trained.
+    `gate` is True by default; with `gate=False` every head attends to the tape at once.
     The ViT keeps its blocks: tape_ffn with "blocks" needs a ViT built with `block_fn=TapeBlocksFrom(layer)`.
     """
-    check_backbone(vit)
-    if bank == "windows":
+    if isinstance(bank, str) and bank == "windows":
+        check_backbone(vit, any_backbone=False)
         return _wrap_windows(vit, image, options)
+    check_backbone(vit, any_backbone=True)
     if image is not None:
         raise ValueError(f"image is {image}; only bank='windows' takes it, other banks see what the ViT sees")
     fields, join, rest = split_options(dict(options))
@@ -118,10 +124,12 @@ def wrap(
         source.init_from_vit(vit)
     like, reading = next(vit.parameters()), dataclasses.replace(reading or default_reader_config(bank), **fields)
     model = AdaTape(vit, source, reading, TapeJoin(**{"gate": True, **join}), **rest)
+    if model.gate is not None:
+        warn_of_leak(vit, model.join.layer)
     return model.to(like.device, like.dtype).train(vit.training)
 
 
-def _wrap_windows(vit: VisionTransformer, image: tuple[int, int] | None, options: dict[str, Any]) -> WindowTape:
+def _wrap_windows(vit: ViT, image: tuple[int, int] | None, options: dict[str, Any]) -> WindowTape:
     if image is None:
         raise ValueError("image is None; bank='windows' needs the size of the images, as in image=(800, 1360)")
     strange = sorted(options.keys() - set(WINDOW_FIELDS))
@@ -133,11 +141,14 @@ def _wrap_windows(vit: VisionTransformer, image: tuple[int, int] | None, options
     return model.to(like.device, like.dtype).train(vit.training)
 
 
-def image_size_options(wrapping: Mapping[str, Any] | None, size: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def image_size_options(
+    wrapping: Mapping[str, Any] | None, size: int | tuple[int, int]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of the ViT and of `wrap` that state the images' size: a reader of windows takes it, else the ViT."""
+    height, width = (size, size) if isinstance(size, int) else size
     if wrapping is not None and wrapping.get("bank") == "windows":
-        return {}, {"image": (size, size)}
-    return {"img_size": size}, {}
+        return {}, {"image": (height, width)}
+    return {"img_size": height if height == width else (height, width)}, {}
 
 
 def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -147,19 +158,24 @@ def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
     return fields, *split(options, JOIN_FIELDS)
 
 
-def make_bank(bank: BankName | Bank, vit: VisionTransformer, patch: int, bank_size: int) -> Bank:
+def make_bank(bank: BankName | Bank | Tensor, vit: ViT, patch: int | None, bank_size: int) -> Bank:
     if isinstance(bank, Bank):
         return bank
+    if isinstance(bank, Tensor):
+        return FrozenBank(bank)
     if bank == "learn":
         return LearnedBank(bank_size, vit.embed_dim)
     if bank == "input":
+        patch = default_bank_patch(vit) if patch is None else patch
         return InputBank(vit.embed_dim, patch=patch, image=vit.patch_embed.img_size, channels=vit.in_chans)
-    raise ValueError(f"bank is {bank!r}; it must be 'input', 'learn', 'windows' or an adatape.banks.Bank")
+    raise ValueError(f"bank is {bank!r}; it must be 'input', 'learn', 'windows', a tensor or an adatape.Bank")
 
 
-def default_reader_config(bank: BankName | Bank, large: bool = False) -> ReaderConfig:
+def default_reader_config(bank: BankName | Bank | Tensor, large: bool = False) -> ReaderConfig:
     """The paper's hyper-parameters: noise and hidden tokens for a learned bank, τ = 1 for large with an input bank."""
-    if bank == "learn":
+    if isinstance(bank, Bank):
+        return bank.default_reading()
+    if isinstance(bank, str) and bank == "learn":
         return ReaderConfig(query_noise=0.01, bank_dropout=0.1)
     return ReaderConfig(threshold=1.0) if large else ReaderConfig()
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import torch
 from annotated_types import Ge, Le
 
-from adatape.config import Depth, PartialShare, Pixels, Positive, Quantity, QuantityOrZero, ReaderConfig, Width
+from adatape.config import ReaderConfig
+from adatape.limits import Depth, PartialShare, Pixels, Positive, Quantity, QuantityOrZero, Width
 from adatape.validation import check_values, first_line
 
 T = TypeVar("T")

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from adatape.models.base import OnBlock, ignore_block
+from adatape.models.rope import RowRope
 from adatape.packing import TapeRows, make_packing, pack, tape_rows, unpack
 from adatape.ragged_attention import PackedMask, padding_mask
 
@@ -25,14 +26,15 @@ class BlocksInput(NamedTuple):
     visible: Bool[Tensor, "b m"]
     tape: int  # number of tape rows, the last ones
     scale: Float[Tensor, "b m"] | None = None  # factor on rows inside blocks, for an ablation
+    rope: RowRope | None = None  # rotary positions of all rows
 
     @property
     def inputs(self) -> int:
         return self.rows.shape[1] - self.tape
 
 
-# Runs one block: its index among those with a tape, rows, attention mask, which rows are tape, scale.
-Step = Callable[[int, Tensor, Any, int | TapeRows, Tensor | None], Tensor]
+# Runs one block: its index among those with a tape, rows, attention mask, which rows are tape, scale, rotary positions.
+Step = Callable[[int, Tensor, Any, int | TapeRows, Tensor | None, RowRope | None], Tensor]
 
 
 def run_padded(
@@ -41,7 +43,7 @@ def run_padded(
     """Runs the blocks on all rows, with one mask per block."""
     x = blocks_input.rows
     for n, mask in enumerate(masks):
-        x = step(n, x, mask, blocks_input.tape, blocks_input.scale)
+        x = step(n, x, mask, blocks_input.tape, blocks_input.scale, blocks_input.rope)
         on_block(n, x[:, : blocks_input.inputs])
     return x
 
@@ -53,9 +55,10 @@ def run_packed(step: Step, blocks_input: BlocksInput, blocks: int, on_block: OnB
     mask = None if packing.is_uniform else PackedMask(packing)
     places = tape_rows(packing, (samples, length), blocks_input.inputs)
     scale = None if blocks_input.scale is None else pack(blocks_input.scale, packing)
+    rope = None if blocks_input.rope is None else blocks_input.rope.packed(packing)
     x = pack(blocks_input.rows, packing)
     for n in range(blocks):
-        x = step(n, x, mask, places, scale)
+        x = step(n, x, mask, places, scale, rope)
         if on_block is not ignore_block:
             on_block(n, x.flatten(0, 1).index_select(0, places.inputs).unflatten(0, (samples, blocks_input.inputs)))
     return unpack(x, packing, (samples, length))
@@ -68,8 +71,9 @@ def run_buckets(step: Step, blocks_input: BlocksInput, blocks: int, count: int) 
         place = (samples, slice(longest))
         mask = None if shortest == longest else padding_mask(blocks_input.visible[place])
         scale = None if blocks_input.scale is None else blocks_input.scale[place]
+        rope = None if blocks_input.rope is None else blocks_input.rope.bucket(samples, longest)
         bucket = BlocksInput(
-            blocks_input.rows[place], blocks_input.visible[place], longest - blocks_input.inputs, scale
+            blocks_input.rows[place], blocks_input.visible[place], longest - blocks_input.inputs, scale, rope
         )
         out[place] = run_padded(step, bucket, [mask] * blocks, ignore_block).to(out.dtype)
     return out

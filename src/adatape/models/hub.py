@@ -8,6 +8,7 @@ from typing import Any
 import timm
 from timm.models._builder import build_model_with_cfg
 from timm.models._registry import generate_default_cfgs, get_pretrained_cfg, register_model
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
 from adatape.models.adatape import AdaTape
@@ -21,7 +22,7 @@ OWN = {*inspect.signature(wrap).parameters, *inspect.signature(AdaTape).paramete
 OWN |= {*JOIN_FIELDS, *READER_FIELDS, *WINDOW_FIELDS}
 OWN -= {"vit", "reading", "join", "options"}
 # Only these: timm.create_model also takes files and URLs of weights, which a release's config.json could name.
-BACKBONES = inspect.signature(VisionTransformer).parameters
+BACKBONES = {**inspect.signature(VisionTransformer).parameters, **inspect.signature(Eva).parameters}
 
 
 def build(*, backbone: str, **options: Any) -> Adaptive:
@@ -39,7 +40,10 @@ def build(*, backbone: str, **options: Any) -> Adaptive:
 def adatape(pretrained: bool = False, *, backbone: str | None = None, **options: Any) -> Adaptive:
     """AdaTape around timm's `backbone`; `pretrained` means weights of the whole wrapper."""
     if backbone is None or not timm.is_model(timm.models.split_model_name_tag(backbone)[0]):
-        raise ValueError(f"backbone is {backbone!r}; it must be the name of a ViT in timm's registry")
+        raise ValueError(
+            f"backbone is {backbone!r}; it must be the name of a ViT in timm's registry (a wrapped ViT is saved by "
+            "timm.models.save_for_hf(model, folder, **adatape.hub_settings(model)))"
+        )
     settings = options.pop("pretrained_cfg", None) or _settings_of(backbone)
     return build_model_with_cfg(
         build,

@@ -22,7 +22,7 @@ from adatape.models.join import TapeJoin
 from adatape.models.ponder import PonderNet
 from adatape.models.universal import UniversalStage, build_uvit
 from adatape.models.vit import build_vit3ffn
-from adatape.models.windows import WindowOptions
+from adatape.windows.options import WindowOptions
 
 Kinds = dict[str, tuple[Any, ...]]
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}

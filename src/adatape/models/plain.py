@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from adatape.models.base import Adaptive, BlocksOutput, OnBlock
@@ -10,9 +12,9 @@ from adatape.models.base import Adaptive, BlocksOutput, OnBlock
 class Plain(Adaptive):
     """The wrapped ViT unchanged, the baseline of all comparisons."""
 
+    any_backbone: ClassVar[bool] = True
+
     def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:  # noqa: ARG002
-        tokens = self.embed(x)
-        for layer, block in enumerate(self.vit.blocks):
-            tokens = self.run_block(block, tokens)
-            on_block(layer, tokens)
+        tokens, rope = self.embed_with_rope(x)
+        tokens = self.run_plain_blocks(tokens, rope, len(self.vit.blocks), on_block)
         return BlocksOutput(tokens, ponder=tokens.new_zeros(tokens.shape[0]))

@@ -26,6 +26,7 @@ from adatape.macs import (
 )
 from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, macs_by_count
 from adatape.models.registry import SIZES, register, split
+from adatape.reader import whole_steps
 from adatape.records import Output, Steps
 
 Level = Literal["sample", "token"]
@@ -115,7 +116,7 @@ class Repeating(Adaptive):
         """Sets the maximum number of steps of later calls; without arguments, as built."""
         if threshold is not None:
             raise ValueError(f"threshold is {threshold}; {type(self).__name__} has none, so set steps only")
-        if steps is not None and not 1 <= steps <= self.built_steps:
+        if steps is not None and not 1 <= whole_steps(steps) <= self.built_steps:
             limit = f"between 1 and the {self.built_steps} that the model was built for"
             raise ValueError(f"steps is {steps}; it must be {limit}")
         self.steps = self.built_steps if steps is None else steps
@@ -149,6 +150,11 @@ class Universal(Repeating):
     @property
     def built_steps(self) -> int:
         return self.stage.steps
+
+    def prune_intermediate_layers(self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True) -> Any:
+        shared, taken = len(self.vit.blocks) == 1, super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        self.steps = self.steps if shared else min(self.steps, len(self.vit.blocks))
+        return taken
 
     def parts(self, steps: int) -> list[PartCost]:
         blocks = list(self.vit.blocks)
