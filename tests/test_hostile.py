@@ -59,7 +59,7 @@ __all__ = ["_few_timings", "folder", "served"]  # fixtures, which pytest finds b
 
 def connected(address: str, source: str) -> socket.socket:
     place = ("127.0.0.1", int(address.rpartition(":")[2]))
-    return socket.create_connection(place, timeout=20, source_address=(source, 0))
+    return socket.create_connection(place, timeout=120, source_address=(source, 0))
 
 
 def said(peer: socket.socket) -> bytes:
@@ -112,9 +112,10 @@ def test_good_clients_are_all_answered_beside_thirty_hostile_connections(served:
 def test_exit_waits_for_no_unfinished_body_and_no_unread_answer(served: ServedModel) -> None:
     app = create_app(served)
     with listening(app) as (address, server, thread), hostile(address, each=2) as opened:
+        server.config.timeout_graceful_shutdown = 3600  # what accepted requests are given, far more than is waited here
         wait_until(lambda: len(app.state.service.bodies.arriving) >= 4)
         server.handle_exit(signal.SIGTERM, None)
-        thread.join(20)  # a third less than what accepted requests are given
+        thread.join(240)
         assert not thread.is_alive()
         assert b"503" in said(opened[2])[:20]
 
@@ -182,7 +183,7 @@ def test_where_many_clients_hold_all_there_is_the_greediest_gives_way(served: Se
             peer.sendall(f"{HEAD}content-length: 90000\r\n\r\n".encode() + PART.ljust(60_000, b"a"))
         wait_until(lambda: app.state.service.bodies.room.free < 25_000)
         large = files(png(drawn(0, (100, 100), "RGB")))
-        replies = [httpx.post(f"{address}/v1/classify", files=large, timeout=20) for _ in range(10)]
+        replies = [httpx.post(f"{address}/v1/classify", files=large, timeout=120) for _ in range(10)]
     assert [reply.status_code for reply in replies] == [200] * 10
 
 
@@ -197,7 +198,7 @@ def test_where_many_clients_fill_the_queue_the_greediest_gives_way(served: Serve
 
     def ask(address: str) -> None:
         content = files(png(drawn(1)))
-        statuses.append(httpx.post(f"{address}/v1/classify", files=content, timeout=30).status_code)
+        statuses.append(httpx.post(f"{address}/v1/classify", files=content, timeout=120).status_code)
 
     with listening(app) as (address, _, _), contextlib.ExitStack() as stack:
         for number in range(60):
@@ -210,7 +211,7 @@ def test_where_many_clients_fill_the_queue_the_greediest_gives_way(served: Serve
         wait_until(lambda: batcher.room.held(good) == 2 or bool(statuses))
         go_on.set()
         for each in asking:
-            each.join(30)
+            each.join(120)
     assert statuses == [200, 200]
 
 
@@ -345,7 +346,7 @@ def test_one_clients_samples_leave_room_in_the_queue_for_anothers(served: Served
         for _ in range(12):
             stack.enter_context(connected(address, "127.0.1.1")).sendall(request.encode() + form.read())
         wait_until(lambda: app.state.service.batcher.depth >= 4)
-        assert httpx.post(f"{address}/v1/classify", files=files(content), timeout=20).status_code == 200
+        assert httpx.post(f"{address}/v1/classify", files=files(content), timeout=120).status_code == 200
 
 
 @pytest.mark.parametrize("kind", ["queue", "bodies", "model"])

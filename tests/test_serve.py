@@ -37,7 +37,7 @@ from adatape.serve.pictures import open_upload, picture
 from adatape.serve.served import ServedModel, load_served
 from adatape.serve.server import Server
 from adatape.serve.service import Limits
-from adatape.train.folder import WEIGHTS, write
+from adatape.train.folder import WEIGHTS, load_config, with_budget, write
 from adatape.train.task import build_for
 from adatape.train.weights import write_weights
 
@@ -126,7 +126,7 @@ def inside(app: FastAPI, work: Callable[[httpx.AsyncClient], Any]) -> Any:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30) as client,
+            httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=120) as client,
         ):
             return await work(client)
 
@@ -159,7 +159,7 @@ def listening(app: FastAPI) -> Iterator[tuple[str, Server, threading.Thread]]:
         yield f"http://127.0.0.1:{place.getsockname()[1]}", server, thread
     finally:
         server.handle_exit(signal.SIGTERM, None)
-        thread.join(20)
+        thread.join(120)
         place.close()
     assert not thread.is_alive()
 
@@ -426,7 +426,7 @@ def test_bodies_over_the_limit_are_refused_whether_announced_or_chunked(served: 
         yield b"\r\n--x--\r\n"
 
     kind = {"content-type": "multipart/form-data; boundary=x"}
-    with listening(app) as (address, _, _), httpx.Client(base_url=address, timeout=20) as client:
+    with listening(app) as (address, _, _), httpx.Client(base_url=address, timeout=120) as client:
         replies = [
             client.post("/v1/classify", files=files(large)),
             client.post("/v1/classify", content=chunks(), headers=kind),
@@ -494,7 +494,7 @@ def test_at_twice_its_capacity_the_queue_is_bounded_and_every_accepted_answer_is
 
     async def wave(address: str) -> list[int]:
         kept: list[int] = []
-        async with httpx.AsyncClient(base_url=address, timeout=30, verify=False) as client:
+        async with httpx.AsyncClient(base_url=address, timeout=120, verify=False) as client:
             await asyncio.gather(*(keep_asking(client, seed, kept) for seed in range(32)))
         return kept
 
@@ -526,7 +526,7 @@ def test_shutting_down_answers_what_was_accepted_and_nothing_else(served: Served
 
     def ask(address: str) -> None:
         with contextlib.suppress(httpx.ConnectError):  # who comes after the door is shut was never accepted
-            replies.append(httpx.post(f"{address}/v1/classify", files=files(png(drawn(0))), timeout=30).status_code)
+            replies.append(httpx.post(f"{address}/v1/classify", files=files(png(drawn(0))), timeout=120).status_code)
 
     with listening(app) as (address, server, thread):
         asking = [threading.Thread(target=ask, args=(address,)) for _ in range(12)]
@@ -537,8 +537,8 @@ def test_shutting_down_answers_what_was_accepted_and_nothing_else(served: Served
         accepted = batcher.depth
         server.handle_exit(signal.SIGTERM, None)
         for each in asking:
-            each.join(20)
-        thread.join(20)
+            each.join(120)
+        thread.join(120)
         with pytest.raises(httpx.HTTPError):
             httpx.get(f"{address}/healthz", timeout=2)
     assert replies.count(200) >= accepted
@@ -560,6 +560,31 @@ def test_while_draining_a_server_lives_but_is_not_ready(served: ServedModel) -> 
     assert (health.status_code, health.json()) == (200, {"status": "ok"})
     assert (ready.status_code, ready.json()) == (503, {"status": "the server is shutting down"})
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+
+
+@pytest.mark.parametrize("stored", [None, Budget(0), Budget(1), Budget(2, 0.3), Budget(4, 0.4)])
+def test_the_budget_that_is_described_is_the_one_that_is_used(stored: Budget | None, tmp_path: Path) -> None:
+    """Also once requests with other budgets have been answered."""
+    run = write_run(tmp_path / "run")
+    write(run / "config.json", to_dict(with_budget(load_config(run / "config.json"), stored)))
+    app = create_app(load_served(run))
+    content = png(drawn(3))
+
+    async def work(client: httpx.AsyncClient) -> list[Any]:
+        told = (await client.get("/v1/model")).json()["default"]
+        plain = (await client.post("/v1/classify", files=files(content))).json()
+        named = {name: value for name, value in told.items() if value is not None}
+        other = await client.post("/v1/classify", files=files(content), data={"steps": 3})
+        asked = (await client.post("/v1/classify", files=files(content), data=named)).json()
+        assert other.json()["budget"]["steps"] == 3
+        return [told, (await client.get("/v1/model")).json()["default"], plain, asked]
+
+    told, again, plain, asked = inside(app, work)
+    assert told == again == plain["budget"] == asked["budget"]
+    assert told["steps"] == (4 if stored is None else stored.steps)
+    assert stored is None or stored.threshold in (None, told["threshold"])
+    assert plain["results"][0]["top"] == asked["results"][0]["top"]
+    assert plain["results"][0]["tape_length"] <= told["steps"]
 
 
 def test_a_token_is_asked_for_everywhere_but_health_and_page(served: ServedModel) -> None:
@@ -609,7 +634,7 @@ def test_the_model_is_described_and_its_data_shown(served: ServedModel) -> None:
     model, shown, heat, bad = inside(create_app(served), work)
     assert (model["kind"], model["input"], model["tokens"]) == ("image", {"size": 8, "channels": 1}, 4)
     assert model["bank"] == {"kind": "input", "patch": 2, "grid": [4, 4], "size": 16}
-    assert model["budget"] == {"steps": 4, "threshold": 1.0, "merge": 3}
+    assert model["budget"] == {"least": 0, "steps": 4, "threshold": 1.0, "merge": 3}
     assert model["accuracy"] == 0.5
     assert sorted(each["name"] for each in shown) == model["classes"]
     assert all(each["image"].startswith("data:image/png;base64,") for each in shown)
@@ -759,7 +784,7 @@ def test_the_command_listens_asks_for_its_token_and_ends_on_sigterm(folder: Path
                 assert said[-1], said
             port = said[-1].split("(")[0].strip().rpartition(":")[2]
             address, token = f"http://127.0.0.1:{port}/v1/classify", {"authorization": "Bearer s3cret"}
-            asked = [httpx.post(address, files=files(png(drawn(0))), headers=headers, timeout=20)
+            asked = [httpx.post(address, files=files(png(drawn(0))), headers=headers, timeout=120)
                      for headers in ({}, token)]  # fmt: skip
             assert [reply.status_code for reply in asked] == [401, 200]
             process.terminate()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-PACKAGED = Path(__file__).parents[2] / "src" / "adatape" / "serve" / "model"
+DIGITS = Path(__file__).parents[2] / "src" / "adatape" / "serve" / "models" / "digits"
 STEPS = 4  # of the stand-in model, as trained
 WAIT = 60_000  # milliseconds, after which what hangs has failed
 
@@ -219,6 +221,7 @@ def test_two_images_stand_side_by_side_at_one_budget(page: Any) -> None:
     settled(page, "B")
     a, b = (page.locator(f'[data-panel="{letter}"]').bounding_box() for letter in "AB")
     assert a["y"] == b["y"]
+    assert page.locator(".close:visible").bounding_box()["height"] < 40  # its word is not broken
     assert a["x"] + a["width"] <= b["x"]
     set_steps(page, 1)
     for letter in "AB":
@@ -229,6 +232,85 @@ def test_two_images_stand_side_by_side_at_one_budget(page: Any) -> None:
     page.locator(".close:visible").click()
     assert page.locator(".panels .panel").count() == 1
     assert overflow(page) == 0
+
+
+def test_no_slot_of_a_tape_stands_alone_in_its_row(page: Any) -> None:
+    page.locator("#compare").click()
+    settled(page, "B")
+    for width in (1440, 1200, 900, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        tops = page.locator('[data-panel="B"] .tape > li').evaluate_all(
+            "(slots) => slots.map((slot) => slot.offsetTop)"
+        )
+        rows = [tops.count(top) for top in sorted(set(tops))]
+        assert rows in ([4], [2, 2], [1, 1, 1, 1])
+
+
+def test_the_picture_is_above_the_fold(page: Any) -> None:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    box = page.locator(".scene").bounding_box()
+    assert box["y"] + box["height"] <= 900
+    assert box["width"] >= 400
+
+
+def test_an_example_is_marked_while_a_panel_shows_it(page: Any, picture: Any) -> None:
+    def marked() -> dict[int, str]:
+        every = page.locator("#examples button").evaluate_all("(each) => each.map((one) => one.dataset.in)")
+        return {n: letters for n, letters in enumerate(every) if letters}
+
+    assert marked() == {0: "A"}
+    page.locator("#compare").click()
+    settled(page, "B")
+    assert marked() == {0: "A", 1: "B"}
+    page.locator("#examples button").first.click()
+    page.locator('[data-panel="B"] h2', has_text="example 1").wait_for()
+    assert marked() == {0: "A B"}
+    assert page.locator('#examples button[aria-pressed="true"]').count() == 1
+    page.locator(".close:visible").click()
+    upload(page, "seven.png", picture(7))
+    page.locator('[data-panel="A"] h2', has_text="seven.png").wait_for()
+    assert marked() == {}
+
+
+def test_what_the_model_saw_of_a_file_is_drawn_and_the_file_beside_it(page: Any, picture: Any) -> None:
+    assert not page.locator(".file").is_visible()
+    assert not page.locator(".doubt").is_visible()
+    upload(page, "large.png", picture(7, 200))
+    page.locator(
+        ".file", has_text="The file has 200 × 200 pixels. The model saw the framed square of it as 8 × 8"
+    ).wait_for()
+    colours = page.locator(".scene canvas").evaluate(
+        """(canvas) => new Set(Array.from({length: 64}, (_, i) =>
+             canvas.getContext('2d').getImageData(i * canvas.width / 64, canvas.height / 2, 1, 1).data.join())).size"""
+    )
+    assert colours <= 8  # squares of one pixel each
+    assert "unlike those that the model knows, most of all by its contrast" in page.locator(".far").inner_text()
+    assert "360 images" in page.locator(".doubt").inner_text()
+    upload(page, "small.png", picture(7))
+    page.locator("h2", has_text="small.png").wait_for()
+    assert not page.locator(".file").is_visible()
+    assert not page.locator(".far").is_visible()
+    assert "cannot be told" in page.locator(".doubt").inner_text()
+
+
+def test_each_stop_says_what_it_gives_and_costs(page: Any) -> None:
+    ticks = [text.split() for text in page.locator("#ticks span").all_inner_texts()]
+    assert ticks == [
+        ["0", "95.0", "%", "0.8"],
+        ["1", "96.0", "%", "0.9"],
+        ["2", "97.0", "%", "1"],
+        ["3", "1.4"],
+        ["4", "99.0", "%", "1.2"],
+    ]
+    assert page.locator("#ticks-legend").inner_text() == "Under each stop: test accuracy, mean MFLOPs"
+    set_steps(page, 2)
+    page.locator("#stop", has_text="At most 2: accuracy 97.0 % with 1 MFLOPs on average").wait_for()
+    set_steps(page, 3)
+    page.locator("#stop", has_text="up to 1.4 MFLOPs. Accuracy at each budget has not been measured").wait_for()
+    page.locator("#advanced summary").click()
+    page.locator("#own").check()
+    page.locator("#stop", has_text="hold where the threshold follows the budget").wait_for()
 
 
 def test_the_heatmap_has_one_square_per_budget(page: Any) -> None:
@@ -312,26 +394,48 @@ def test_the_page_asks_for_nothing_from_elsewhere(visit: Any, image_server: str)
     assert all(url.startswith((image_server, "data:", "blob:")) for url in asked)
 
 
-def test_the_packaged_model_answers_the_page(visit: Any, serving: Any) -> None:
-    if not PACKAGED.is_dir():
-        pytest.skip("the package holds no model yet")
+def test_the_packaged_model_answers_the_page(visit: Any, serving: Any, picture: Any) -> None:
     application = pytest.importorskip("adatape.serve.app")
-    loaded = pytest.importorskip("adatape.serve.served").load_served(None)
+    loaded = pytest.importorskip("adatape.serve.served").load_served(DIGITS)
     with serving(application.create_app(loaded)) as address:
         page = visit(address)
         settled(page)
+        assert "AdaTape for digits, 8 × 8 pixels" in page.locator("#facts").inner_text()
+        assert page.locator("#ticks span").all_inner_texts()[0].split() == ["0", "98.3", "%", "0.799"]
         before = figure(page, "gflops")
         set_steps(page, 0)
         page.locator(".halt", has_text="Nothing is read").wait_for()
         assert float(figure(page, "gflops")) < float(before)
+        assert not page.locator(".far").is_visible()
+        upload(page, "grey.png", picture(1, 300))
+        page.locator(".far", has_text="unlike those that the model knows").wait_for()
         upload(page, "empty.png", b"")
         page.locator("[data-panel] .message").wait_for()
         page.locator("#maps li").first.wait_for()
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_the_slider_starts_at_the_budget_that_is_stored_in_the_run(
+    visit: Any, serving: Any, tmp_path: Path, steps: int
+) -> None:
+    application = pytest.importorskip("adatape.serve.app")
+    folder = shutil.copytree(DIGITS, tmp_path / "run")
+    config = json.loads((folder / "config.json").read_text())
+    config["model"]["budget"] = {"steps": steps, "threshold": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    loaded = pytest.importorskip("adatape.serve.served").load_served(folder)
+    with serving(application.create_app(loaded)) as address:
+        page = visit(address)
+        settled(page)
+        assert page.locator("#steps").input_value() == str(steps)
+        assert page.locator("#steps-value").inner_text() == f"{steps} of 4"
+        if not steps:
+            assert "Nothing is read" in halted(page)
+
+
 def test_a_server_with_a_token_asks_its_visitor_for_it(visit: Any, serving: Any) -> None:
     application = pytest.importorskip("adatape.serve.app")
-    loaded = pytest.importorskip("adatape.serve.served").load_served(None)
+    loaded = pytest.importorskip("adatape.serve.served").load_served(DIGITS)
     with serving(application.create_app(loaded, token="s3cret")) as address:
         page = visit(address)
         for given in ("wrong", "s3cret"):
@@ -339,3 +443,59 @@ def test_a_server_with_a_token_asks_its_visitor_for_it(visit: Any, serving: Any)
             page.locator("#token button").click()
         settled(page)
         assert page.locator(".bars li").count() == 5
+
+
+def test_a_scene_shows_its_windows_in_order_with_their_crops_and_what_each_budget_gives(
+    visit: Any, serving: Any, picture: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    application = pytest.importorskip("adatape.serve.app")
+    monkeypatch.setattr("adatape.serve.engine.REPEATS", 1)
+    monkeypatch.setattr("adatape.serve.engine.measured_budgets", lambda model: [model.budget()])
+    loaded = pytest.importorskip("adatape.serve.served").load_served(None)
+    with serving(application.create_app(loaded)) as address:
+        page = visit(address, width=390)
+        settled(page)
+        read = int(figure(page, "tokens"))
+        assert 1 < read < 8
+        assert page.locator("svg .frame").count() == page.locator(".tape .crop").count() == read
+        assert f"Stopped after {read} windows of at most 8: the next window's score was below" in halted(page)
+        assert page.locator("#examples button").count() == 12
+        assert page.locator("#ticks span").count() == 8
+        assert page.locator("#steps").get_attribute("min") == "1"
+        assert overflow(page) == 0
+        box = page.locator(".frame").last.bounding_box()
+        scene = page.locator(".scene").bounding_box()
+        assert box["width"] == pytest.approx(64 * scene["width"] / 1360, abs=6)
+        set_steps(page, 1)
+        shows(page, "tokens", "1")
+        page.locator("#stop", has_text=re.compile(r"^At most 1, fewer .*: mean AP 0\.\d+ with")).wait_for(
+            state="attached"
+        )
+        assert "all that the budget allows" in halted(page)
+        assert page.locator(".far").is_hidden()
+        upload(page, "tall.png", picture(3, 400))
+        page.locator(".fitted", has_text="400 × 400 pixels at 800 × 800, with grey borders up to 1360 × 800").wait_for()
+        page.locator(".far", has_text="unlike those that the model knows").wait_for()
+        several_labels_are_named_and_marked(page)
+
+
+def several_labels_are_named_and_marked(page: Any) -> None:
+    """Every label has a bar; those above one half are the answer, in the order of the bars."""
+    page.locator("#examples button").first.click()
+    page.locator("h2", has_text="example 1, labelled mandatory, other").wait_for()
+    bars = page.locator(".bars li")
+    assert bars.count() == 4
+    present = page.locator(".bars li.present span").all_inner_texts()
+    assert page.locator(".guess .name").inner_text() == (", ".join(present) or "no label")
+    assert page.locator(".guess .sure").inner_text() == f"{len(present)} of 4 labels"
+    chances = [shown(text) for text in page.locator(".bars b").all_inner_texts()]
+    assert chances == sorted(chances, reverse=True)
+    assert sum(chance > 50 for chance in chances) == len(present)
+
+
+def shown(percentage: str) -> float:
+    return float(re.sub(r"[^0-9.]", "", percentage))
+
+
+def halted(page: Any) -> str:
+    return page.locator(".halt").inner_text()

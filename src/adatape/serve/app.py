@@ -16,13 +16,16 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
+from torch import Tensor
 
+from adatape.data.letterbox import unboxed
 from adatape.serve.bodies import BodyLimit
 from adatape.serve.budgets import as_dict, for_length
 from adatape.serve.engine import Answer
 from adatape.serve.fair import client_of
 from adatape.serve.limits import Hosts, SafeHeaders, Token
 from adatape.serve.metrics import Counted
+from adatape.serve.pictures import Picture
 from adatape.serve.served import ServedModel, description
 from adatape.serve.service import Limits, Service
 from adatape.serve.uploads import read_form
@@ -43,6 +46,7 @@ PATHS = (
 
 
 JSON = "application/json"
+PRESENT = 0.5  # probability above which a label is said to be there, where there may be several
 BYTES_A_SYMBOL, BYTES_AROUND = 16, 1024  # of a sequence as JSON, spaces and line ends included
 
 
@@ -93,13 +97,17 @@ def _add_model_paths(app: FastAPI, service: Service) -> None:
         form = await read_form(request, service.limits.images)
         given = form.fields
         budget = service.budget(given.get("steps"), given.get("threshold"), given.get("latency_ms"))
-        top = given.get("top", 5)
+        several = service.served.experiment.data.several_labels
+        top = given.get("top", service.limits.top if several else 5)
         if not 1 <= top <= service.limits.top:
             raise HTTPException(422, f"top is {top}; it must be 1 to {service.limits.top}")
-        answered = await service.classify(form.files, budget, client_of(request.scope), request.is_disconnected)
+        client = client_of(request.scope)
+        answered = await service.classify(form.files, budget, client, request.is_disconnected)
+        pictures = [picture for picture, _ in answered]
+        looks = await service.looks(pictures, client) if given.get("seen") else [{}] * len(pictures)
         results = [
-            {**_told(service, answer, top, given.get("tape", False)), "image": {"width": width, "height": height}}
-            for (_, width, height), answer in answered
+            {**_told(service, picture, answer, top, given.get("tape", False)), "image": picture.shape, **look}
+            for (picture, answer), look in zip(answered, looks, strict=True)
         ]
         return JSONResponse({"results": results, "budget": as_dict(budget)})
 
@@ -126,7 +134,7 @@ def _add_model_paths(app: FastAPI, service: Service) -> None:
 def _add_watching_paths(app: FastAPI, service: Service) -> None:
     limits, latency = service.limits, service.latency
     told = {
-        **description(service.served),
+        **description(service.served, service.engine.default),
         "latency_ms": [{"steps": steps, "ms": ms} for steps, ms in latency.items()],
         "limits": {"images": limits.images, "bytes": limits.body, "pixels": limits.pixels},
     }
@@ -171,11 +179,15 @@ def _add_page(app: FastAPI) -> set[str]:
     return {"/"}
 
 
-def _told(service: Service, answer: Answer, top: int, tape: bool) -> dict[str, Any]:
+def _told(service: Service, picture: Picture, answer: Answer, top: int, tape: bool) -> dict[str, Any]:
     names = service.served.classes
     ranked = zip(answer.order[:top], answer.probability[:top], strict=True)
-    best = [{"class": label, "name": names[label], "probability": chance} for label, chance in ranked]
-    shown = {"tape": _tape(answer)} if tape and answer.taken else {}
+    best: list[dict[str, Any]] = [
+        {"class": label, "name": names[label], "probability": chance} for label, chance in ranked
+    ]
+    if service.served.experiment.data.several_labels:
+        best = [{**each, "present": each["probability"] > PRESENT} for each in best]
+    shown = {"tape": _with_boxes(service, _tape(answer), picture)} if tape and answer.taken else {}
     return {"top": best, **_spent(answer), **shown}
 
 
@@ -185,6 +197,20 @@ def _spent(answer: Answer) -> dict[str, Any]:
 
 def _tape(answer: Answer) -> list[dict[str, Any]]:
     return [{"index": i, "weight": w} for i, w in zip(answer.taken, answer.weight, strict=True)]
+
+
+def _with_boxes(service: Service, tape: list[dict[str, Any]], picture: Picture) -> list[dict[str, Any]]:
+    """Where each token lies in pixels of the file, if the model saw the whole of it."""
+    size = service.served.size
+    found = None if isinstance(size, int) else service.served.model.tape_boxes(_indices(tape), size)
+    if found is None or isinstance(size, int):
+        return tape
+    boxes = [[unboxed(box, picture.height, picture.width, size) for box in step] for step in found.tolist()]
+    return [{**step, "box": box} for step, box in zip(tape, boxes, strict=True)]
+
+
+def _indices(tape: list[dict[str, Any]]) -> Tensor:
+    return torch.tensor([step["index"] for step in tape])
 
 
 async def _short_body(request: Request, length: int) -> bytes:

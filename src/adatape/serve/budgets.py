@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping
 
 from adatape.config import Budget
-from adatape.evaluate.budget import scaled_budget
+from adatape.evaluate.budget import budget_at, scaled_budget
 from adatape.models.base import Adaptive
 from adatape.reader import TapeReader
 
-MEASURED = 8  # budgets whose latency is known; where there are more, they double
+MEASURED = 6  # budgets whose latency is known; where there are more, they double
 
 
 def asked_budget(model: Adaptive, default: Budget | None, steps: int | None, threshold: float | None) -> Budget | None:
@@ -23,12 +23,14 @@ def asked_budget(model: Adaptive, default: Budget | None, steps: int | None, thr
         raise ValueError("steps and threshold are not for this model; what it spends is fixed")
     if steps is not None and not known.least <= steps <= known.most:
         raise ValueError(f"steps is {steps}; this model takes {known.least} to {known.most}")
-    if threshold is not None and known.threshold is None:
+    if threshold is not None and known.threshold is None and not model.stops_below_threshold:
         raise ValueError("threshold is not for this model; it halts by none")
     if threshold is not None and not 0 < threshold < math.inf:
         raise ValueError(f"threshold is {threshold}; it must be a finite number above 0")
+    if threshold is not None and model.stops_below_threshold and threshold >= 1:
+        raise ValueError(f"threshold is {threshold}; this model stops below a probability, so it must be below 1")
     steps = known.most if steps is None else steps
-    return Budget(steps, threshold) if threshold is not None and steps else scaled_budget(model, steps)
+    return Budget(steps, threshold) if threshold is not None and steps else budget_at(model, steps, default)
 
 
 def tokens_a_step(model: Adaptive) -> int | None:

@@ -51,7 +51,7 @@ class Lane:
 class Decoders:
     """From files to what the model sees; what the headers announce is added up before a large image is touched."""
 
-    def __init__(self, channels: int, size: int, exif_orientation: bool, most_pixels: int) -> None:
+    def __init__(self, channels: int, size: int | tuple[int, int], exif_orientation: bool, most_pixels: int) -> None:
         self.channels, self.size, self.exif_orientation = channels, size, exif_orientation
         self.most_pixels = most_pixels
         self._small, self._large = Lane(SMALL_THREADS, "decode"), Lane(LARGE_THREADS, "decode large", NICE)
@@ -61,6 +61,10 @@ class Decoders:
         while len(found) < len(files):
             found += await self._small.run(client, 1, self._first, files[len(found) :], _pixels(found))
         return [await self._finished(file, each, client, gone) for file, each in zip(files, found, strict=True)]
+
+    async def aside(self, client: Client, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Short work on pictures, in the client's turn."""
+        return await self._small.run(client, 1, function, *arguments)
 
     async def _finished(self, file: File, found: Picture | Image.Image, client: Client, gone: Gone) -> Picture:
         if isinstance(found, Picture):

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from adatape.config import Budget
 from adatape.evaluate.budget import apply_budget
-from adatape.evaluate.cost import cost, input_tokens, total
+from adatape.evaluate.cost import cost, total
 from adatape.models.base import Adaptive
 from adatape.models.sequence import SymbolEmbed
 from adatape.records import Output
 from adatape.serve.budgets import measured_budgets
 
-WARM_UP, REPEATS, PATIENCE = 2, 15, 1.0  # runs unmeasured and measured, and seconds after which three must do
+WARM_UP, REPEATS, PATIENCE = 1, 15, 0.3  # runs unmeasured and measured, and seconds after which three must do
 
 
 class Answer(NamedTuple):
@@ -42,7 +42,7 @@ class Engine:
         self.model = model.eval().to(device)
         self.device, self.sigmoid = torch.device(device), sigmoid
         self.default = model.budget()
-        self.inputs = input_tokens(model.vit)
+        self.inputs = model.input_tokens()
         self._current = self.default
         self._costs: dict[tuple[int, int], float] = {}
 
@@ -50,10 +50,10 @@ class Engine:
     def answers(self, samples: Sequence[Tensor], budget: Budget | None) -> list[Answer]:
         """Samples are pixels (c, s, s) or symbols (n,), all of one shape."""
         began = time.perf_counter()
-        self._set(budget)
         bank = self.model.tape_bank()
         if isinstance(bank, SymbolEmbed):
             bank.size = samples[0].shape[0]  # a shorter sequence is a smaller bank, and costs less
+        self._set(budget)
         output: Output = self.model(scaled(torch.stack(list(samples)).to(self.device)), output=True)
         logits = output.logits.float().cpu()
         ms = (time.perf_counter() - began) * 1000
@@ -61,7 +61,7 @@ class Engine:
         probability, order = chances.sort(dim=-1, descending=True, stable=True)
         lengths = [0] * len(samples) if output.tape is None else output.tape.length.tolist()
         return [
-            Answer(ranked, sure, self.inputs + length, length, *read, self._halted(length, budget), gflops, ms)
+            Answer(ranked, sure, self.inputs + length, length, *read, self._halted(output, length, budget), gflops, ms)
             for ranked, sure, length, read, gflops in zip(
                 order.tolist(), probability.tolist(), lengths, _reads(output), self._gflops(output), strict=True
             )
@@ -72,20 +72,19 @@ class Engine:
             apply_budget(self.model, budget)
             self._current = budget
 
-    def _halted(self, length: int, budget: Budget | None) -> bool:
-        return self.model.tape_bank() is not None and budget is not None and length < budget.steps
+    def _halted(self, output: Output, length: int, budget: Budget | None) -> bool:
+        return output.tape is not None and budget is not None and length < budget.steps
 
     def _gflops(self, output: Output) -> list[float]:
-        """The cost formula is asked once for each length; what repeats blocks is counted sample by sample."""
-        if output.steps is not None:
+        """The cost formula is asked once for each length of a bank's tape; other models count sample by sample."""
+        bank = self.model.tape_bank()
+        if bank is None or output.steps is not None:
             return [macs / 1e9 for macs in self.model.actual_macs(output).tolist()]
         lengths = [0] * len(output.logits) if output.tape is None else output.tape.length.tolist()
-        bank = self.model.tape_bank()
-        size = 0 if bank is None else bank.size
         for length in {*lengths}:
-            if (size, length) not in self._costs:
-                self._costs[size, length] = total(cost(self.model, None if bank is None else length)).macs / 1e9
-        return [self._costs[size, length] for length in lengths]
+            if (bank.size, length) not in self._costs:
+                self._costs[bank.size, length] = total(cost(self.model, length)).macs / 1e9
+        return [self._costs[bank.size, length] for length in lengths]
 
     def check(self, sample: Tensor) -> None:
         """Refuses a model whose weights lead nowhere, before anyone asks it."""

@@ -17,6 +17,7 @@ from adatape.banks import InputBank
 from adatape.config import Budget
 from adatape.data.decode import BrokenImage
 from adatape.data.imageset import ImageSet
+from adatape.evaluate.label_sets import numbered_sets, set_name
 from adatape.serve.batcher import Batcher
 from adatape.serve.budgets import as_dict
 from adatape.serve.engine import Answer, Engine
@@ -25,6 +26,7 @@ from adatape.serve.served import ServedModel
 
 COUNTED, AT_ONCE = 500, 32
 MOST_EXAMPLES, EXAMPLES_BYTES = 100, 4_000_000
+FEW = 12  # images of a set that are all shown, in its own order
 
 
 class Gallery:
@@ -74,8 +76,7 @@ class Gallery:
         }
 
     def _answers(self, images: ImageSet, rows: np.ndarray, budget: Budget | None) -> list[Answer]:
-        size = self.served.sample.shape[-1]
-        pixels = [seen(image, self.served.channels, size) for _, image in _readable(images, rows)]
+        pixels = [seen(image, self.served.channels, self.served.size) for _, image in _readable(images, rows)]
         return self.engine.answers(pixels, budget) if pixels else []
 
     def _images(self) -> ImageSet:
@@ -87,13 +88,23 @@ class Gallery:
 def _encoded(images: ImageSet) -> list[bytes]:
     found: list[bytes] = []
     size = 0
-    for row, image in _readable(images, _by_turns(images.labels)[:MOST_EXAMPLES]):
-        label, url = int(images.labels[row]), data_url(image)
+    several = images.labels.ndim > 1
+    kinds = numbered_sets(images.labels)[1] if several else images.labels
+    order = np.arange(len(images)) if len(images) <= FEW else _by_turns(kinds)
+    for row, image in _readable(images, order[:MOST_EXAMPLES]):
+        url = _file_url(*images.file(row)) if several else data_url(image)  # large images as they are stored
         size += len(url)
         if found and size > EXAMPLES_BYTES:
             break
-        found.append(json.dumps({"image": url, "label": label, "name": images.names[label]}).encode())
+        found.append(json.dumps({"image": url, **_labels(images, row)}).encode())
     return found
+
+
+def _labels(images: ImageSet, row: int) -> dict[str, Any]:
+    label = images.labels[row]
+    if images.labels.ndim == 1:
+        return {"label": int(label), "name": images.names[int(label)]}
+    return {"label": np.flatnonzero(label).tolist(), "name": set_name(label, images.names)}
 
 
 def _add(answers: list[Answer], counts: np.ndarray, weights: np.ndarray) -> None:
@@ -122,4 +133,9 @@ def _readable(images: ImageSet, rows: np.ndarray) -> Iterator[tuple[int, Image.I
 def data_url(image: Image.Image) -> str:
     content = io.BytesIO()
     image.save(content, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+    return _file_url("png", content.getvalue())
+
+
+def _file_url(suffix: str, content: bytes) -> str:
+    kind = "jpeg" if suffix == "jpg" else suffix
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"

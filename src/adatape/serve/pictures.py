@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from adatape.data.augment import center_crop_image
 from adatape.data.decode import BrokenImage, decode_opened, open_image
+from adatape.data.letterbox import letterboxed
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # Pillow knows more, some of which start other programs
 MOST_PIXELS = 40_000_000
@@ -17,9 +19,13 @@ MOST_RATIO = 100  # of the sides: the short one is resized to the model's, and t
 
 
 class Picture(NamedTuple):
-    pixels: Tensor  # (c, s, s) uint8
+    pixels: Tensor  # (c, h, w) uint8
     width: int
     height: int
+
+    @property
+    def shape(self) -> dict[str, int]:
+        return {"width": self.width, "height": self.height}
 
 
 def open_upload(content: bytes, name: str) -> Image.Image:
@@ -36,7 +42,9 @@ def open_upload(content: bytes, name: str) -> Image.Image:
     return image
 
 
-def picture(upload: Image.Image, name: str, channels: int, size: int, exif_orientation: bool = False) -> Picture:
+def picture(
+    upload: Image.Image, name: str, channels: int, size: int | tuple[int, int], exif_orientation: bool = False
+) -> Picture:
     """An upload at the model's size and in its colours."""
     try:
         image = decode_opened(upload, name, exif_orientation=exif_orientation).image
@@ -45,5 +53,13 @@ def picture(upload: Image.Image, name: str, channels: int, size: int, exif_orien
     return Picture(seen(image, channels, size), image.width, image.height)
 
 
-def seen(image: Image.Image, channels: int, size: int) -> Tensor:
-    return center_crop_image(image.convert("L" if channels == 1 else "RGB"), size)
+def seen(image: Image.Image, channels: int, size: int | tuple[int, int]) -> Tensor:
+    """The centre square for a side, or the whole image, resized and padded, for height and width."""
+    image = image.convert("L" if channels == 1 else "RGB")
+    return center_crop_image(image, size) if isinstance(size, int) else letterboxed(image, size)
+
+
+def as_image(pixels: UInt8[Tensor, "c h w"]) -> Image.Image:
+    """What the model sees, as a picture to look at."""
+    rows = pixels.permute(1, 2, 0).numpy()
+    return Image.fromarray(rows[..., 0] if rows.shape[2] == 1 else rows)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,21 +13,25 @@ import torch
 from torch import Tensor
 
 from adatape.banks import InputBank, LearnedBank
-from adatape.config import Experiment, ImageModel, Images, Parity
+from adatape.config import Budget, Experiment, ImageModel
 from adatape.data.decode import one_line
 from adatape.data.imageset import ImageSet
 from adatape.data.sets import open_set
+from adatape.data_config import Images, Megapixel, Parity, Scenes
 from adatape.evaluate.budget import apply_budget
-from adatape.evaluate.cost import input_tokens
 from adatape.models.base import Adaptive
 from adatape.models.sequence import SymbolEmbed
 from adatape.serve.budgets import as_dict, tokens_a_step
+from adatape.serve.likeness import Reference, load_reference
+from adatape.serve.naming import architecture, display_name
+from adatape.serve.stops import Stop, bound, stops_of
 from adatape.train.folder import RESULT, WEIGHTS, load_config, load_finished, load_run, load_weights
 from adatape.train.task import build_image_model
 from adatape.train.trust import check_links
 from adatape.train.weights import read_weights
 
-PACKAGED = Path(__file__).parent / "model"
+PACKAGED = {name: Path(__file__).parent / "models" / name for name in ("street", "digits")}
+EXAMPLES = "examples"  # folder of a run that stands for the test set of scenes
 STEM, HEAD = "vit.patch_embed.proj.weight", "vit.head.weight"
 
 
@@ -39,6 +45,9 @@ class ServedModel(NamedTuple):
     accuracy: float | None
     images: ImageSet | None  # None for sequences, and where the set is not at hand
     missing: str  # why there are no images
+    mean_ap: float | None = None  # of images with several labels
+    stops: Sequence[Stop] = ()  # cost, and figures on the test set where known, by budget
+    likeness: Reference | None = None  # what its images look like, where the run stores that
 
     @property
     def channels(self) -> int:
@@ -50,17 +59,24 @@ class ServedModel(NamedTuple):
         return self.experiment.data.exif_orientation
 
     @property
+    def size(self) -> int | tuple[int, int]:
+        """The side of a square input, height and width of another, 0 for sequences."""
+        found: int | tuple[int, int] = getattr(self.experiment.data, "size", 0)
+        return found
+
+    @property
     def sample(self) -> Tensor:
         """Something of the right shape to time and test the model with."""
         data = self.experiment.data
         if data.image_size is None:
             return torch.arange(data.sequence_length or 0) % 3 - 1
-        return torch.full((self.channels, data.image_size, data.image_size), 127, dtype=torch.uint8)
+        return torch.full((self.channels, *data.image_size), 127, dtype=torch.uint8)
 
 
 def load_served(folder: Path | None, trust: bool = False) -> ServedModel:
-    """The run of a folder, or the digits that come with the package; every damage is a ValueError or OSError."""
-    trust, folder = trust or folder is None, folder or PACKAGED
+    """The run of a folder, or the street scenes of the package; every damage is a ValueError or OSError."""
+    folder = folder or PACKAGED["street"]
+    trust = trust or folder in PACKAGED.values()
     try:
         return _loaded(folder, trust)
     except (TypeError, KeyError, AttributeError, RuntimeError, AssertionError) as error:
@@ -68,21 +84,25 @@ def load_served(folder: Path | None, trust: bool = False) -> ServedModel:
 
 
 def _loaded(folder: Path, trust: bool) -> ServedModel:
-    images, missing, accuracy = None, "this model reads sequences, not images", _accuracy(folder)
+    images, missing = None, "this model reads sequences, not images"
     config = folder / "config.json"
     if config.is_file() and not trust:
         check_links(folder)
     data = load_config(config, trust).data if config.is_file() else None
     of_images = data is not None and data.image_size is not None
+    own = isinstance(data, Scenes) and (folder / EXAMPLES).is_dir()
     if data is not None and of_images:
-        images, missing = _test_images(data)
-    experiment, model = _without_data(folder) if of_images and not images else load_run(folder, trust=trust)
+        images, missing = _test_images(replace(data, path=str(folder / EXAMPLES)) if own else data)  # type: ignore[arg-type]
+    at_hand = not of_images or (images is not None and not own)
+    experiment, model = load_run(folder, trust=trust) if at_hand else _without_data(folder)
     names = images.names if images else [str(label) for label in range(model.num_classes)]
-    kind = experiment.model.name if isinstance(experiment.model, ImageModel) else type(model).__name__
-    return ServedModel(f"{experiment.recipe}: {kind}", experiment, model, names, accuracy, images, missing)
+    accuracy, mean_ap = (_figure(folder, name) for name in ("accuracy", "mean_ap"))
+    name, stops = display_name(experiment, model), stops_of(folder, model)
+    known = (accuracy, images, missing, mean_ap, stops, load_reference(folder))
+    return ServedModel(name, experiment, model, names, *known)
 
 
-def _test_images(data: Images | Parity) -> tuple[ImageSet | None, str]:
+def _test_images(data: Images | Parity | Scenes | Megapixel) -> tuple[ImageSet | None, str]:
     try:
         images = open_set(data, "test").images
         return images, "" if images else "the data set lies in shards that are read one after the other"
@@ -107,41 +127,53 @@ def _without_data(folder: Path) -> tuple[Experiment, Adaptive]:
     return experiment, model
 
 
-def _accuracy(folder: Path) -> float | None:
+def _figure(folder: Path, name: str) -> float | None:
     try:
-        accuracy = float(json.loads((folder / RESULT).read_text())["accuracy"])
-        return accuracy if math.isfinite(accuracy) else None
+        figure = float(json.loads((folder / RESULT).read_text())[name])
+        return figure if math.isfinite(figure) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def description(served: ServedModel) -> dict[str, Any]:
-    """The answer of GET /v1/model."""
+def description(served: ServedModel, default: Budget | None) -> dict[str, Any]:
+    """The answer of GET /v1/model; `default` is the budget of requests that name none.
+
+    It is passed, since the model's own is that of whatever request ran last.
+    """
     model, data, known = served.model, served.experiment.data, served.model.budget_range()
-    size, length = data.image_size, data.sequence_length
+    length = data.sequence_length
     patch = getattr(model.vit.patch_embed, "patch_size", None)
     return {
         "name": served.name,
+        "architecture": architecture(served.experiment, model),
         "kind": "image" if length is None else "parity",
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "classes": served.classes,
-        "input": None if size is None else {"size": size, "channels": served.channels},
+        "input": {"size": served.size, "channels": served.channels} if served.size else None,
+        "several_labels": data.several_labels,
         "length": length,
-        "tokens": input_tokens(model.vit),
+        "tokens": model.input_tokens(),
         "patch": patch[0] if patch else None,
         "bank": _bank(model),
         "budget": {
+            "least": known and known.least,
             "steps": known and known.most,
             "threshold": known and known.threshold,
             "merge": tokens_a_step(model) if known else None,
         },
-        "default": as_dict(model.budget()),
+        "default": as_dict(default),
         "accuracy": served.accuracy,
+        "mean_ap": served.mean_ap,
+        "gflops": bound(model),
+        "stops": list(served.stops),
     }
 
 
 def _bank(model: Adaptive) -> dict[str, Any]:
-    bank = model.tape_bank()
+    bank, windows = model.tape_bank(), model.window_grid()
+    if windows is not None:
+        side, grid = windows.window, [windows.rows, windows.columns]
+        return {"kind": "windows", "patch": None, "window": side, "grid": grid, "size": math.prod(grid)}
     match bank:
         case InputBank():
             return {"kind": "input", "patch": bank.patch, "grid": list(bank.h1.grid_size), "size": bank.size}

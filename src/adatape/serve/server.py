@@ -83,6 +83,8 @@ class Started(Result):
     address: str
     latency: dict[int | None, float]
     """milliseconds for one sample by budget"""
+    default: Budget | None
+    """of requests that name none: the one stored in the run, else the trained one"""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def run_server(
     trust: bool = False,
     on_start: Callable[[Started], None] = lambda _: None,
 ) -> Served:
-    """Serves a run, or without one the digits of the package, until SIGINT or SIGTERM."""
+    """Serves a run, or without one the street scenes of the package, until SIGINT or SIGTERM."""
     if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
         raise ValueError("token is empty or not printable ASCII; a header could not carry it")
     # Beyond the trained threshold is each request's own choice, and a text for each would fill the registry.
@@ -124,7 +126,8 @@ def run_server(
         gc.freeze()  # a full collection would otherwise go through all that was imported, and stop the server meanwhile
         listening.listen(BACKLOG)  # who comes as soon as the address is printed waits, and is not refused
         service: Service = app.state.service
-        on_start(Started(service.served.name, str(service.engine.device), address, dict(service.latency)))
+        about = service.served.name, str(service.engine.device), address, dict(service.latency)
+        on_start(Started(*about, default=service.engine.default))
         try:
             Server(app).run(sockets=[listening])
         finally:

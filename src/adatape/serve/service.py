@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 from torch import Tensor
@@ -18,15 +18,18 @@ from adatape.serve.budgets import asked_budget, within_latency
 from adatape.serve.decoding import Decoders, Gone
 from adatape.serve.engine import Answer, Engine
 from adatape.serve.fair import Client, Turns
-from adatape.serve.gallery import Gallery
+from adatape.serve.gallery import Gallery, data_url
+from adatape.serve.likeness import KnownImages, Reference
 from adatape.serve.metrics import Metrics
-from adatape.serve.pictures import Picture
+from adatape.serve.pictures import Picture, as_image
 from adatape.serve.served import ServedModel
 from adatape.serve.uploads import File
 
 T = TypeVar("T")
 
 RETRY = {"Retry-After": "1"}
+BATCH_BYTES = 64_000_000  # of float32 inputs that run together, or one that is larger
+MOST_SHOWN = 512  # side of an input up to which the pixels themselves are sent back
 STUCK = 30  # seconds of one batch after which the model counts as hung
 
 
@@ -37,7 +40,7 @@ class Limits:
     queue: int = 256
     """samples accepted and not yet answered"""
     batch: int = 32
-    """samples that run together"""
+    """samples that run together, fewer where they are large"""
     window: float = 0.002
     """seconds that a sample waits for company"""
     requests: int = 64
@@ -67,12 +70,14 @@ class Service:
         self.engine = Engine(served.model, device, sigmoid=served.experiment.loss == "sigmoid")
         self.engine.check(served.sample)
         self.latency = self.engine.latency(served.sample)
-        self.batcher = Batcher(self._run, limits.queue, limits.batch, limits.window)
+        together = max(1, min(limits.batch, BATCH_BYTES // (4 * served.sample.numel())))
+        self.batcher = Batcher(self._run, limits.queue, together, limits.window)
         self.metrics = Metrics(lambda: self.batcher.depth)
         self.gallery = Gallery(served, self.engine, self.batcher)
+        self.known_images = KnownImages(served.likeness, served.images, served.channels, served.size)
         self.bodies = Bodies(limits.body, limits.bodies, limits.least_rate, limits.grace)
         self.turns = Turns(limits.requests)
-        self.decoders = Decoders(served.channels, served.sample.shape[-1], served.exif_orientation, limits.pixels)
+        self.decoders = Decoders(served.channels, served.size, served.exif_orientation, limits.pixels)
 
     async def classify(
         self, files: Sequence[File], budget: Budget | None, client: Client, gone: Gone
@@ -85,6 +90,12 @@ class Service:
             return list(zip(pictures, answers, strict=True))
 
         return await self._with_room(len(files), client, decoded_and_answered)
+
+    async def looks(self, pictures: Sequence[Picture], client: Client) -> list[dict[str, Any]]:
+        """What the model saw of each, and whether that looks like its own images."""
+        reference = await self.known_images.reference()
+        found: list[dict[str, Any]] = await self.decoders.aside(client, _looks, pictures, reference)
+        return found
 
     async def parity(self, symbols: Tensor, budget: Budget | None, client: Client) -> Answer:
         return (await self._with_room(1, client, lambda: self.batcher.ask([symbols], budget, client)))[0]
@@ -149,3 +160,13 @@ class Service:
     async def close(self) -> None:
         await self.batcher.drain()
         self.decoders.close()
+
+
+def _looks(pictures: Sequence[Picture], reference: Reference | None) -> list[dict[str, Any]]:
+    return [
+        {
+            "seen": data_url(as_image(each.pixels)) if max(each.pixels.shape) <= MOST_SHOWN else None,
+            "likeness": None if reference is None else reference.judge(each.pixels)._asdict(),
+        }
+        for each in pictures
+    ]

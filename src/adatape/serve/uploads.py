@@ -18,8 +18,9 @@ FIELDS: dict[str, Callable[[str], Any]] = {
     "latency_ms": float,
     "top": int,
     "tape": lambda text: {"0": False, "1": True}[text],
+    "seen": lambda text: {"0": False, "1": True}[text],
 }
-WORDS: dict[str, str] = {"tape": "0 or 1", "steps": "a whole number", "top": "a whole number"}
+WORDS: dict[str, str] = {"tape": "0 or 1", "seen": "0 or 1", "steps": "a whole number", "top": "a whole number"}
 MOST_TEXT = 1024
 CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1")
 

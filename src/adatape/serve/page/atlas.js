@@ -7,7 +7,7 @@ const MAPS = 6;
 const atlas = [];
 
 export function setUpAtlas(model) {
-  if (!model.bank?.kind || !budget.trained) return;
+  if (!model.bank?.kind || model.bank.kind === "windows" || !budget.trained) return;
   $("#atlas").hidden = false;
   for (const input of all("input[name=measure]")) input.addEventListener("change", showAtlas);
   const seen = new IntersectionObserver((entries) => {

@@ -4,11 +4,13 @@ import { $ } from "./dom.js";
 import { setUpImages } from "./images.js";
 import { punch, showFacts } from "./masthead.js";
 import { setUpParity } from "./parity.js";
+import { setUnit } from "./work.js";
 
 async function start() {
   $("#trouble").hidden = true;
   try {
     const model = await ask("/v1/model");
+    setUnit(model);
     showFacts(model);
     setUpBudget(model, Boolean(model.bank?.kind) || model.kind === "parity");
     if (model.kind === "parity") setUpParity(model);

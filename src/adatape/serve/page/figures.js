@@ -1,9 +1,11 @@
 import { $ } from "./dom.js";
 import { figure } from "./numbers.js";
+import { work } from "./work.js";
 
-export function showFigures(root, { tokens, tape_length: length = 0, gflops, ms }, bank) {
-  const made = bank ? `${tokens - length} always + ${length} read` : "";
-  const figures = { tokens: figure(tokens), made, gflops: figure(gflops), ms: figure(ms) };
+export function showFigures(root, { tokens, tape_length: length = 0, gflops, ms }, bank, steps) {
+  const windows = bank === "windows";
+  const made = windows ? `of at most ${steps}` : bank ? `${tokens - length} always + ${length} read` : "";
+  const figures = { tokens: figure(windows ? length : tokens), made, gflops: work(gflops), ms: figure(ms) };
   for (const [name, value] of Object.entries(figures)) changed($(`[data-figure=${name}]`, root), value);
   return length;
 }

@@ -14,8 +14,15 @@ export function punch(text) {
 
 export function showFacts(model) {
   const facts = [model.name, `${many(model.parameters)} parameters`];
-  if (model.accuracy != null) facts.push(`${percent(model.accuracy)} right on its test set`);
-  if (model.kind === "image") facts.push(`${model.classes.length} classes`, `${model.input.size} × ${model.input.size} pixels`);
-  else facts.push(`${model.length} symbols`);
+  if (model.mean_ap != null) facts.push(`mean AP ${model.mean_ap.toFixed(3)} on its test set`);
+  else if (model.accuracy != null) facts.push(`${percent(model.accuracy)} right on its test set`);
+  if (model.kind === "image") facts.push(`${model.classes.length} ${model.several_labels ? "labels" : "classes"}`);
+  if (model.bank?.kind === "windows") showWindows();
   $("#facts").replaceChildren(...facts.map((fact) => make("span", { textContent: fact })));
+}
+
+function showWindows() {
+  document.body.dataset.bank = "windows";
+  $("#lead").textContent = "A thin scan of the whole picture finds a few windows, and only these are read at full resolution. " +
+    "Where nothing looks like a sign, hardly any are.";
 }

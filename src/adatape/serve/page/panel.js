@@ -4,9 +4,12 @@ import { budget, followThreshold } from "./budget.js";
 import { $, all, make, say, shaded } from "./dom.js";
 import { showFigures } from "./figures.js";
 import { figure, percent, plural } from "./numbers.js";
+import { doubtSentence, farSentence } from "./likeness.js";
 import { outline } from "./patches.js";
-import { decoded, paint } from "./picture.js";
+import { blobOf, decoded, paint, paintFile, paintSeen, seenSentence, smooth } from "./picture.js";
 import { emphasise, haltSentence, Reading } from "./tape.js";
+import { nameUnit, unitName, work } from "./work.js";
+import { cropped, fittedSentence, outlineWindows, paintScene, stopSentence } from "./windows.js";
 
 const BARS = 5;
 
@@ -14,11 +17,14 @@ export class Panel {
   constructor(letter, model) {
     this.letter = letter;
     this.model = model;
+    this.windows = model.bank?.kind === "windows";
     this.root = $("#panel").content.cloneNode(true).firstElementChild;
     this.latest = new Latest();
     this.picked = this.offered = null;
     this.reading = new Reading($(".reading", this.root), (token) => this.#highlight(token));
     this.reading.noun = (at) => this.#noun(at);
+    if (this.windows) this.#nameWindows();
+    nameUnit(this.root);
     this.root.setAttribute("aria-label", `Image ${letter}`);
     this.root.dataset.panel = letter;
     this.#title("");
@@ -35,13 +41,17 @@ export class Panel {
     if (!asked) return;
     const form = new FormData();
     form.append("image", asked.blob, asked.blob.name ?? "image.png");
-    for (const [name, value] of [...budget.query(), ["top", BARS], ["tape", 1]]) form.append(name, value);
+    const top = this.model.several_labels ? [] : [["top", BARS]];
+    const fresh = asked !== this.picked;
+    for (const [name, value] of [...budget.query(), ...top, ["tape", 1], ...(fresh ? [["seen", 1]] : [])]) form.append(name, value);
     this.root.setAttribute("aria-busy", "true");
     this.latest.run(
       async (signal) => {
         const answer = await ask("/v1/classify", { method: "POST", body: form, signal });
-        const fresh = asked !== this.picked;
-        return { answer, bitmap: fresh ? await decoded(asked.blob, answer.results[0].image) : this.bitmap };
+        const [result] = answer.results;
+        if (!fresh) return { answer };
+        return { answer, look: { bitmap: await decoded(asked.blob, result.image), likeness: result.likeness,
+          seen: result.seen ? await decoded(blobOf(result.seen)) : null } };
       },
       (reply) => this.#accept(asked, reply),
       (error) => this.#refuse(asked, error),
@@ -54,17 +64,32 @@ export class Panel {
     this.root.remove();
   }
 
-  #accept(asked, { answer, bitmap }) {
+  #accept(asked, { answer, look }) {
     this.root.removeAttribute("aria-busy");
     say($(".message", this.root), "");
-    this.bitmap = bitmap;
     this.picked = asked;
     this.offered = null;
     this.#title(asked.title);
     $(".answer", this.root).hidden = false;
-    paint($("canvas", this.root), bitmap, this.model.input.size);
+    if (look) this.#look(look, answer.results[0].image, asked.blob instanceof File);
+    this.root.dispatchEvent(new CustomEvent("picked", { bubbles: true }));
     this.#show(answer.results[0], answer.budget);
     followThreshold(answer.budget.threshold);
+  }
+
+  /** What is drawn of an image, whatever the budget. */
+  #look({ bitmap, seen, likeness }, image, brought) {
+    const [canvas, { size }] = [$(".scene canvas", this.root), this.model.input];
+    this.bitmap = bitmap;
+    if (this.windows) paintScene(canvas, bitmap, image);
+    else if (seen) paintSeen(canvas, seen);
+    else paint(canvas, bitmap, size);
+    const resized = Boolean(seen && bitmap) && (image.width !== size || image.height !== size);
+    $(".file", this.root).hidden = !resized;
+    if (resized) paintFile($(".file canvas", this.root), bitmap, size);
+    $(".file figcaption", this.root).textContent = resized ? seenSentence(image, this.model.input) : "";
+    say($(".far", this.root), farSentence(likeness));
+    say($(".doubt", this.root), brought && likeness !== undefined ? doubtSentence(likeness) : "");
   }
 
   #refuse(asked, error) {
@@ -75,23 +100,26 @@ export class Panel {
   }
 
   #show(result, used) {
-    const [best] = result.top;
+    const { name, sure } = this.model.several_labels ? labelsOf(result.top) : bestOf(result.top);
     const tape = result.tape ?? [];
-    $(".guess .name", this.root).textContent = best.name;
-    $(".guess .sure", this.root).textContent = `${percent(best.probability)} sure`;
+    $(".guess .name", this.root).textContent = name;
+    $(".guess .sure", this.root).textContent = sure;
     $(".bars", this.root).replaceChildren(...result.top.map(bar));
-    const length = showFigures(this.root, result, this.model.bank.kind);
-    this.#outline(tape, used);
-    this.reading.show(tape, used, (at) => this.#thumb(at));
-    announce(`Image ${this.letter}: ${best.name}, ${percent(best.probability)} sure. ${plural(length, "tape token")} read, ` +
-      `${figure(result.gflops)} GFLOPs, ${figure(result.ms)} milliseconds.`);
+    const length = showFigures(this.root, result, this.model.bank.kind, used.steps);
+    const sentence = this.windows ? stopSentence(tape, used) : haltSentence(tape, used);
+    this.#outline(tape, sentence, result.image);
+    this.reading.show(tape, used, (at, token, k) => this.#thumb(at, token, k), sentence);
+    if (this.windows) say($(".fitted", this.root), fittedSentence(result.image, this.model.input.size, this.model.bank.window));
+    announce(`Image ${this.letter}: ${name}, ${sure}. ${plural(length, this.windows ? "window" : "tape token")} read, ` +
+      `${work(result.gflops)} ${unitName()}, ${figure(result.ms)} milliseconds.`);
   }
 
-  #outline(tape, used) {
+  #outline(tape, sentence, image) {
     const [svg, grid] = [$("svg", this.root), this.model.bank.grid];
     svg.replaceChildren();
-    svg.setAttribute("aria-label", `Image ${this.letter}. ${haltSentence(tape, used)}`);
-    if (grid && tape.length) outline(svg, tape, grid);
+    svg.setAttribute("aria-label", `Image ${this.letter}. ${sentence}`);
+    if (this.windows) outlineWindows(svg, tape, image);
+    else if (grid && tape.length) outline(svg, tape, grid);
   }
 
   #highlight(token) {
@@ -103,14 +131,23 @@ export class Panel {
     return grid ? `row ${Math.floor(at / grid[1]) + 1} column ${(at % grid[1]) + 1}` : `bank token ${at}`;
   }
 
-  #thumb(at) {
+  #nameWindows() {
+    $(".figures dt", this.root).textContent = "windows read";
+    $(".reading h3", this.root).textContent = "Windows in reading order";
+    for (const button of all(".steppers [aria-label]", this.root))
+      button.setAttribute("aria-label", button.getAttribute("aria-label").replace("token", "window"));
+    this.reading.describe = (t, token) => `Window ${t + 1}, score ${percent(token.weight[0])}`;
+  }
+
+  #thumb(at, token, k) {
+    if (this.windows) return cropped(this.bitmap, token.box[k], this.model.bank.window);
     const grid = this.model.bank.grid;
     if (!grid) return make("em", { textContent: `#${at}` });
-    const whole = $("canvas", this.root);
+    const whole = $(".scene canvas", this.root);
     const [high, wide] = [whole.height / grid[0], whole.width / grid[1]];
     const thumb = make("canvas", { width: 44, height: 44 });
     const context = thumb.getContext("2d");
-    context.imageSmoothingEnabled = Math.min(this.bitmap?.width ?? 0, this.bitmap?.height ?? 0) > 96;
+    context.imageSmoothingEnabled = smooth(this.model.input.size);
     context.drawImage(whole, (at % grid[1]) * wide, Math.floor(at / grid[1]) * high, wide, high, 0, 0, 44, 44);
     return thumb;
   }
@@ -138,6 +175,17 @@ export class Panel {
   }
 }
 
-function bar({ name, probability }) {
-  return shaded(make("li", {}, make("span", { textContent: name }), make("i"), make("b", { textContent: percent(probability) })), probability);
+function bestOf([best]) {
+  return { name: best.name, sure: `${percent(best.probability)} sure` };
+}
+
+function labelsOf(labels) {
+  const present = labels.filter((label) => label.present);
+  return { name: present.map((label) => label.name).join(", ") || "no label", sure: `${present.length} of ${plural(labels.length, "label")}` };
+}
+
+function bar({ name, probability, present }) {
+  const item = make("li", { className: present ? "present" : "" });
+  item.append(make("span", { textContent: name }), make("i"), make("b", { textContent: percent(probability) }));
+  return shaded(item, probability);
 }

@@ -26,6 +26,7 @@ export function setUpComparison(model, examples) {
     close.addEventListener("click", () => {
       panel.close();
       panels.delete("B");
+      $("#panels").dispatchEvent(new CustomEvent("picked"));
       $("#panels").dataset.count = 1;
       $("#target").hidden = true;
       button.hidden = false;

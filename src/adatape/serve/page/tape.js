@@ -4,6 +4,8 @@ import { $, all, make, shaded } from "./dom.js";
 import { clamp, figure, percent, sum } from "./numbers.js";
 
 const THUMBS = 6;
+const REM = 16; // pixels
+const LEAST = { token: 9.5, window: 5 }; // rem of a slot
 
 export function haltSentence(tape, used) {
   const steps = used.steps ?? budget.steps;
@@ -16,6 +18,14 @@ export function haltSentence(tape, used) {
       (limit ? `, and the threshold is ${limit}.` : ".");
   return `Read ${read}, all that the budget allows: the largest weights sum to ${total}` +
     (limit ? ` (threshold ${limit}).` : ".");
+}
+
+/** Columns, of those that fit, that leave the fewest places of the last row empty; the more columns the better. */
+export function columnsOf(slots, fitting) {
+  const most = clamp(fitting, 1, Math.max(slots, 1));
+  const possible = Array.from({ length: Math.floor(most / 2) + 1 }, (_, i) => most - i).filter((columns) => columns > 1 || most === 1);
+  const empty = (columns) => Math.ceil(slots / columns) * columns - slots;
+  return possible.reduce((best, columns) => (empty(columns) < empty(best) ? columns : best));
 }
 
 /** Where a weight stands between the lightest and the heaviest of one tape. */
@@ -42,13 +52,14 @@ export class Reading {
     this.pinned = null;
     this.tape = [];
     root.addEventListener("click", (event) => this.#clicked(event));
+    new ResizeObserver(() => this.#columns()).observe(root);
     for (const name of ["pointerover", "focusin"])
       root.addEventListener(name, (event) => this.#point(event.target.closest("[data-token]")));
     $(".tape", root).addEventListener("pointerleave", () => this.select(this.pinned));
     $(".tape", root).addEventListener("focusout", () => this.select(this.pinned));
   }
 
-  show(tape, used, part) {
+  show(tape, used, part, sentence = haltSentence(tape, used)) {
     this.stop();
     const before = this.pinned;
     this.tape = tape;
@@ -57,9 +68,11 @@ export class Reading {
       ? document.activeElement.dataset.token : null;
     const blanks = Array.from({ length: Math.max(0, steps - tape.length) }, (_, i) => this.#blank(tape.length + i));
     $(".tape", this.root).replaceChildren(...tape.map((token, t) => this.#cell(token, t, part)), ...blanks);
-    $(".halt", this.root).textContent = haltSentence(tape, used);
-    this.#meter(used.threshold);
-    for (const node of all(".steppers, .scale", this.root)) node.hidden = tape.length === 0;
+    this.#columns();
+    $(".halt", this.root).textContent = sentence;
+    this.#meter(this.describe ? null : used.threshold);
+    $(".steppers", this.root).hidden = tape.length === 0;
+    $(".scale", this.root).hidden = tape.length === 0 || Boolean(this.describe);
     const weights = tape.flatMap((token) => token.weight);
     if (weights.length) $(".scale", this.root).dataset.range = `${percent(Math.min(...weights))} to ${percent(Math.max(...weights))}`;
     this.pinned = before !== null && before < tape.length ? before : null;
@@ -87,6 +100,12 @@ export class Reading {
     clearInterval(this.timer);
     this.timer = null;
     $("[data-go=play]", this.root).textContent = "Play";
+  }
+
+  #columns() {
+    const least = REM * LEAST[this.describe ? "window" : "token"];
+    const tape = $(".tape", this.root);
+    tape.style.setProperty("--columns", columnsOf(tape.childElementCount, Math.floor(this.root.clientWidth / least)));
   }
 
   #point(cell) {
@@ -122,13 +141,14 @@ export class Reading {
   }
 
   #describe(t) {
+    if (this.describe) return this.describe(t, this.tape[t]);
     const { index, weight } = this.tape[t];
     return `Token ${t + 1} merges ${index.map((at, k) => `${this.noun?.(at) ?? at} (${percent(weight[k])})`).join(", ")}`;
   }
 
   #cell(token, t, part) {
     const parts = token.index.slice(0, THUMBS).map((at, k) =>
-      shaded(make("span", { className: "part" }, part(at), make("b", { textContent: percent(token.weight[k]) })),
+      shaded(make("span", { className: "part" }, part(at, token, k), make("b", { textContent: percent(token.weight[k]) })),
         heat(this.tape)(token.weight[k])));
     const rest = token.index.length - parts.length;
     const cell = make("button", { type: "button" }, make("span", { className: "order", textContent: t + 1 }),

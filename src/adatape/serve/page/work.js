@@ -1,0 +1,17 @@
+import { all } from "./dom.js";
+import { figure } from "./numbers.js";
+
+const SMALL = 0.1; // GFLOPs of a full budget below which millions say more
+const unit = { name: "GFLOPs", gflops: 1 };
+
+/** One unit for all figures of a page, so that they can be compared. */
+export function setUnit({ gflops, bank }) {
+  const operations = bank?.kind === "windows" ? "MAC" : "FLOPs";
+  const small = gflops != null && gflops < SMALL;
+  Object.assign(unit, small ? { name: `M${operations}`, gflops: 1e-3 } : { name: `G${operations}`, gflops: 1 });
+  nameUnit(document);
+}
+
+export const nameUnit = (root) => all("[data-unit]", root).forEach((node) => (node.textContent = unit.name));
+export const unitName = () => unit.name;
+export const work = (gflops) => figure(gflops == null ? null : gflops / unit.gflops);

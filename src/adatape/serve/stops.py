@@ -1,0 +1,61 @@
+"""What each budget costs at most, and what it gives on the test set where that was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from adatape.evaluate.budget import apply_budget, budget_at
+from adatape.evaluate.cost import NoCostFormula, cost, total
+from adatape.models.base import Adaptive
+
+MEASURED = "figures/budgets.json"  # what `adatape eval RUN --budgets` writes
+FIGURES = ("threshold", "accuracy", "mean_ap", "length_mean", "gflops_mean")
+MOST_STOPS = 128
+
+Stop = dict[str, float | None]
+
+
+def stops_of(folder: Path, model: Adaptive) -> list[Stop]:
+    """One for each number of steps, from least to most; only the measured ones where there are very many."""
+    measured = {stop["steps"]: stop for stop in _measured(folder)}
+    known = model.budget_range()
+    if known is None or known.most - known.least >= MOST_STOPS:
+        return list(measured.values())
+    unknown: Stop = dict.fromkeys(FIGURES)
+    bounds = _bounds(model, range(known.least, known.most + 1))
+    return [{"steps": steps, **unknown, **measured.get(steps, {}), "gflops": most} for steps, most in bounds.items()]
+
+
+def bound(model: Adaptive) -> float | None:
+    """GFLOPs of one sample at the model's budget, at most."""
+    try:
+        return total(cost(model)).macs / 1e9
+    except NoCostFormula:
+        return None
+
+
+def _bounds(model: Adaptive, every: range) -> dict[int, float | None]:
+    before, found = model.budget(), {}
+    for steps in every:
+        apply_budget(model, budget_at(model, steps, before))
+        found[steps] = bound(model)
+    if before is not None:
+        apply_budget(model, before)
+    return found
+
+
+def _measured(folder: Path) -> list[Stop]:
+    try:
+        rows = json.loads((folder / MEASURED).read_text())["rows"]
+        found = [{name: None if row.get(name) is None else float(row[name]) for name in FIGURES} for row in rows]
+        stops: list[Stop] = [{"steps": int(row["steps"]), **each} for row, each in zip(rows, found, strict=True)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return []
+    return [stop for stop in stops if _finite(stop)]
+
+
+def _finite(stop: dict[str, Any]) -> bool:
+    return all(value is None or math.isfinite(value) for value in stop.values())
