@@ -13,7 +13,7 @@ from adatape.act import NEVER_HALT_LOGIT, advance, begin, ponder_cost
 from adatape.atr import as_float64, at_least_float32, highest, read_tape, scores, take
 from adatape.config import ReaderConfig, ReaderName
 from adatape.macs import linear_macs
-from adatape.reader import CHOICES, TapeReader
+from adatape.reader import CHOICES, TapeReader, whole_steps
 from adatape.records import Tape
 
 
@@ -54,8 +54,13 @@ class FixedTokens(nn.Module):
         self.reading, self.steps = reading, reading.steps
         self.tokens = nn.Parameter(trunc_normal_(torch.empty(reading.steps, width), std=0.02))
 
-    def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:  # noqa: ARG002
-        steps = self.reading.steps if steps is None else steps
+    def set_budget(
+        self,
+        steps: int | None = None,
+        threshold: float | None = None,  # noqa: ARG002
+        bank_size: int | None = None,  # noqa: ARG002
+    ) -> None:
+        steps = self.reading.steps if steps is None else whole_steps(steps)
         if not 0 <= steps <= self.reading.steps:
             raise ValueError(f"steps is {steps}; it must be 0 to {self.reading.steps}, the number of trained tokens")
         self.steps = steps

@@ -4,49 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from annotated_types import Ge, Gt, Le, Lt, Predicate
+from annotated_types import Ge, Gt, Le, Lt
+
+from adatape.data_config import Images, Megapixel, Parity, Scenes
+from adatape.limits import (
+    Count,
+    CountOrZero,
+    Depth,
+    FolderName,
+    NotNegative,
+    PartialShare,
+    Positive,
+    Quantity,
+    QuantityOrZero,
+    Record,
+    Seed,
+    Share,
+    Threshold,
+    Width,
+)
 
 T = TypeVar("T")
 
-
-def is_folder_name(text: str) -> bool:
-    """at most 100 letters, digits, dots, hyphens and underscores, the first a letter or digit"""
-    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text) is not None
-
-
-# Limits of fields and options, checked by `validation`; NaN fails all of them. Upper limits catch typing errors before
-# they exhaust the memory.
-FolderName = Annotated[str, Predicate(is_folder_name)]
-Count = Annotated[int, Ge(1), Le(10**12)]
-CountOrZero = Annotated[int, Ge(0), Le(10**12)]
-Quantity = Annotated[int, Ge(1), Le(1_000_000)]
-QuantityOrZero = Annotated[int, Ge(0), Le(1_000_000)]
-Pixels = Annotated[int, Ge(1), Le(16_384)]
-Width = Annotated[int, Ge(1), Le(65_536)]
-Depth = Annotated[int, Ge(1), Le(1_000)]
-Seed = Annotated[int, Ge(0), Lt(2**63)]
-Share = Annotated[float, Ge(0), Le(1)]
-PartialShare = Annotated[float, Ge(0), Lt(1)]
-InnerShare = Annotated[float, Gt(0), Lt(1)]
-Positive = Annotated[float, Gt(0), Le(1e30)]
-NotNegative = Annotated[float, Ge(0), Le(1e30)]  # below float32's largest value, 3.4e38, with a margin for products
-Threshold = Annotated[float, Gt(0)]  # infinity is allowed: reading never halts
 
 Update = Literal["average", "replace"]
 Ponder = Literal["gini", "max", "collect"]
 Choice = Literal["highest", "random", "order"]
 ReaderName = Literal["adaptive", "parallel", "fixed", "act", "act-after-norm"]
 TapeFFN = Literal["none", "append", "blocks", "append+blocks"]
-
-
-class Record:
-    """Base class of settings; unknown field names are an error."""
-
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
@@ -102,7 +90,7 @@ def merge_of(steps: int, threshold: float, merge: int | None) -> int:
 
 @dataclass(frozen=True)
 class Budget(Record):
-    """The inference budget of a trained model; `adatape budget` finds one and stores it."""
+    """The inference budget of a trained model; `adatape budget RUN --store` finds one and stores it."""
 
     steps: QuantityOrZero
     """maximum number of tape tokens, or of repetitions of a block"""
@@ -143,10 +131,15 @@ class SequenceModel(Record):
     """A Transformer on symbols; with `reading` it sees only a tape of them, with `universal` it repeats one block."""
 
     width: Width = 192
+    """coordinates of a token"""
     depth: Depth = 12
+    """number of blocks"""
     heads: Width = 3
+    """attention heads of a block"""
     reading: ReaderConfig | None = None
+    """how the tape is read; None has no tape"""
     reader: ReaderName = "adaptive"
+    """what reads the tape: the paper's reader (adaptive), one of its ablations (parallel, fixed), or ACT"""
     universal: Depth | None = None
     """maximum number of steps of a Universal Transformer, one block repeated by ACT"""
     layer: Annotated[int, Ge(0), Lt(1_000)] = 1
@@ -158,107 +151,13 @@ class SequenceModel(Record):
 
 
 @dataclass(frozen=True)
-class Parity(Record):
-    """The parity task: is the number of ones among symbols -1, 0, 1 odd?"""
-
-    source: ClassVar[str] = "parity"
-    image_size: ClassVar[None] = None
-    exif_orientation: ClassVar[bool] = False
-    length: Width = 32
-    """symbols per sequence (N)"""
-    held_out: Annotated[int, Ge(1), Le(10_000_000)] = 6400
-    """sequences in the fixed test set, and in the validation set that stops a run"""
-
-    @property
-    def sequence_length(self) -> int | None:
-        return self.length
-
-
-Crop = Literal["none", "inception", "pad"]
-Source = Literal[
-    "digits", "haystack", "cifar10", "cifar100", "pets", "fashion", "imagenet", "folder", "arrays", "shards"
-]
-
-
-@dataclass(frozen=True)
-class Augment(Record):
-    """Augmentation of training images; the defaults apply none."""
-
-    crop: Crop = "none"
-    """inception: a box of random area and aspect, resized; pad: a random crop of the image padded by `pad`"""
-    area: tuple[Annotated[float, Gt(0), Le(1)], Annotated[float, Gt(0), Le(1)]] = (0.05, 1.0)
-    """smallest and largest fraction of the image area in an inception crop"""
-    pad: Annotated[int, Ge(0), Le(4096)] = 4
-    """pixels on each side of a padded crop"""
-    flip: bool = False
-    """flip horizontally with probability 1/2"""
-    randaug: Annotated[int, Ge(0), Le(100)] = 0
-    """operations of RandAugment per image (the paper's first number)"""
-    magnitude: Annotated[float, Ge(0), Le(100)] = 10.0
-    """their magnitude on the paper's scale, where 10 is the maximum (its second number)"""
-    jitter: Annotated[float, Ge(0), Le(100)] = 0.0
-    """standard deviation of that magnitude between images"""
-    mixup: Annotated[float, Ge(0), Le(1000)] = 0.0
-    """α of Mixup's Beta distribution"""
-    cutmix: Annotated[float, Ge(0), Le(1000)] = 0.0
-    """α of CutMix's Beta distribution; with mixup too, each is used in half of the steps"""
-    erase: Share = 0.0
-    """probability of filling a random box with noise"""
-    smoothing: PartialShare = 0.0
-    """label smoothing: fraction of the target spread over all classes"""
-    repeats: Quantity = 1
-    """differently augmented copies of an image in one batch"""
-
-
-@dataclass(frozen=True)
-class Images(Record):
-    """A labelled set of images."""
-
-    may_fetch: ClassVar[bool] = True
-    """whether it may be downloaded or read from a URL"""
-    sequence_length: ClassVar[None] = None
-    source: Source = "digits"
-    path: str | None = None
-    """the folder, or the shards as path or URL with {000..123} for numbers; digits needs none"""
-    size: Pixels = 32
-    """side of the model's square input, in pixels"""
-    augment: Augment = Augment()
-    validate_on: InnerShare | None = None
-    """fraction of the training set held out for validation; None validates on the test set"""
-    resident: bool | None = None
-    """keep the whole set on the device; None decides by the kind of set"""
-    download: bool = False
-    """let torchvision download the set"""
-    broken: Share = 0.02
-    """a run stops above this fraction of unreadable images; each is replaced by the next image"""
-    modes: Literal["convert", "refuse"] = "convert"
-    """images that are not RGB are converted and counted, or refused"""
-    classes: Annotated[int, Ge(1), Le(10_000_000)] | None = None
-    """number of classes; required for shards, which do not store it"""
-    samples: Count | None = None
-    """number of training images; required for shards, which do not store it"""
-    exif_orientation: bool = False
-    """rotate images by their EXIF orientation; recipes set it, a config.json without this field means false"""
-
-    @property
-    def image_size(self) -> int | None:
-        return self.size
-
-
-@dataclass(frozen=True)
-class UntrustedImages(Images):
-    """Images named by a file that may come from someone else: only local files are read."""
-
-    may_fetch: ClassVar[bool] = False
-
-
-@dataclass(frozen=True)
 class ImageModel(Record):
     """A model by its name in timm's registry, ours included."""
 
     may_fetch: ClassVar[bool] = True
     """whether training may start from `pretrained` weights"""
     name: str = "adatape_tiny_patch16_224"
+    """as `adatape models` or timm.list_models() has it"""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """keywords of timm.create_model: patch_size, bank, bank_patch, steps, threshold, …"""
     pretrained: str | None = None
@@ -269,6 +168,8 @@ class ImageModel(Record):
     """tape: train only the parameters that wrapping added, and the head"""
     budget: Budget | None = None
     """budget set after loading the trained model; training ignores it"""
+    scaling: Literal["half", "backbone"] = "half"
+    """half: pixels from -1 to 1; backbone: by the mean and standard deviation that the model was pretrained with"""
 
 
 @dataclass(frozen=True)
@@ -283,22 +184,29 @@ class Optimizer(Record):
     """AdamW with linear warm-up, then a constant or decaying rate."""
 
     lr: NotNegative = 3e-5
+    """peak learning rate"""
     warmup: CountOrZero = 1000
+    """training steps in which the rate rises to its peak"""
     steps: CountOrZero = 10_000
+    """training steps, each on one batch"""
     batch: Quantity = 128
     """samples per step, over all processes"""
     weight_decay: NotNegative = 0.0
-    """as in torch, multiplied by the rate; the paper's decoupled value is this times the peak rate"""
+    """weight decay as in torch, multiplied by the rate; the paper's decoupled value is this times the peak rate"""
     decay: Literal["matrices", "all"] = "matrices"
     """matrices: without biases, norms, positions and class tokens; all: every tensor, as in the released code"""
     betas: tuple[PartialShare, PartialShare] = (0.9, 0.999)
+    """decay rates of AdamW's moments"""
     clip: Positive | None = 1.0
     """maximum gradient norm"""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """how the rate falls after warm-up"""
     floor: NotNegative = 0.0
     """final rate of a schedule"""
     ema: PartialShare | None = None
     """decay of the exponential moving average of weights; if set, the average is evaluated and released"""
+    new_lr: NotNegative | None = None
+    """learning rate of the parameters that wrapping added, and of the head; None is lr"""
 
 
 @dataclass(frozen=True)
@@ -306,6 +214,7 @@ class Engine(Record):
     """How a run is executed; these fields change results by rounding only."""
 
     precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 is by autocast; weights stay fp32"""
     compile: bool | Literal["blocks"] = False
     """true: the whole forward; blocks: each block, which runs slower, but equal blocks of all models compile once"""
     accumulate: Quantity = 1
@@ -329,19 +238,25 @@ class Experiment(Record):
     """Everything that a run depends on, stored as `config.json` in its folder."""
 
     recipe: FolderName
-    data: Parity | Images
+    """its name, by which the default run folder is called"""
+    data: Parity | Images | Scenes | Megapixel
+    """what is trained and tested on"""
     model: SequenceModel | ImageModel
+    """what is trained"""
     optimizer: Optimizer
+    """how it is trained"""
     loss: Literal["softmax", "sigmoid"] = "softmax"
     """softmax cross-entropy, or sigmoid cross-entropy summed over classes"""
     ponder_weight: NotNegative = 0.0
     """weight of the length loss (λ)"""
     seed: Seed = 0
+    """seed of weights, order of samples, augmentation and noise"""
     evaluate_every: Count = 250
     """steps between evaluations"""
     stop_at: Share | None = None
-    """a run stops once validation accuracy has reached this three times in a row"""
+    """a run stops once validation accuracy (several labels: mean AP) has reached this three times in a row"""
     engine: Engine = Engine()
+    """how it is executed"""
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -22,6 +22,11 @@ def is_compiling_or_capturing() -> bool:
     return torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
+def may_look_at(x: Tensor) -> bool:
+    """Whether control flow may depend on the values of `x` at no cost: on a CPU, not compiled or exported."""
+    return x.is_cpu and not torch.compiler.is_compiling()
+
+
 @contextmanager
 def raised_recompile_limit(forwards: int) -> Iterator[None]:
     """Raises dynamo's recompile limit to `forwards`; beyond the default of 8 it silently runs eagerly.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 LAST_WITH_ALL = "version 0.1.0 at commit 1421723"
@@ -21,6 +21,11 @@ NEUTRAL: dict[str, Any] = {
 }
 READERS = ("selective",)
 RENAMED = {"hide": "bank_dropout", "noise": "query_noise"}  # former name to present name
+# Options of recipes whose former name means something else now: the recipe, the name, and what to type in its place.
+RENAMED_OPTIONS = {
+    (recipe, "--steps"): "--tape-steps for tape tokens, or --epochs for the length of training"
+    for recipe in ("cifar10", "cifar100")
+}
 
 
 def without_dropped(text: str | bytes, prefix: str = "") -> str | bytes:
@@ -48,6 +53,13 @@ def refuse_renamed(names: Iterable[str], where: str = "") -> None:
     for name in names:
         if name in RENAMED:
             raise ValueError(f"{where}{name} is now called {where}{RENAMED[name]}")
+
+
+def refuse_renamed_options(given: Sequence[str]) -> None:
+    """Raises for an option of a recipe, as typed, whose name means something else now."""
+    for (recipe, option), now in RENAMED_OPTIONS.items():
+        if recipe in given[1:2] and any(word.partition("=")[0] == option for word in given):
+            raise ValueError(f"{option} of {recipe} had two meanings; type {now}")
 
 
 def _without(model: dict[str, Any], place: str, where: str) -> bool:

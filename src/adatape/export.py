@@ -233,9 +233,9 @@ def _need(*packages: str) -> None:
 def example_for(experiment: Experiment, model: Adaptive, count: int = 1, seed: int = 0) -> Tensor:
     """Random inputs of a run's shape: pixels from -1 to 1, or symbols -1, 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
-    side, length = experiment.data.image_size, experiment.data.sequence_length
-    if side is not None:
-        return 2 * torch.rand((count, model.vit.in_chans, side, side), generator=generator) - 1
+    size, length = experiment.data.image_size, experiment.data.sequence_length
+    if size is not None:
+        return 2 * torch.rand((count, model.vit.in_chans, *size), generator=generator) - 1
     assert length is not None
     return torch.randint(-1, 2, (count, length), generator=generator)
 
@@ -254,17 +254,18 @@ def facts(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
         known["steps"] = reader.reading.steps
         known["slots"] = f"0, 1, …, n - 1 for at most n tape tokens, n from 0 to {known['steps']}"
         known |= {"threshold": reader.reading.threshold} if reader.halts else {}
-    if settings.budget is not None:
-        known["budget"] = to_dict(settings.budget)
+    budget = settings.budget if reader is not None else model.budget()  # without slots, what the graph always has
+    if budget is not None:
+        known["budget"] = to_dict(budget)
     return known
 
 
 def _shown(experiment: Experiment, model: Adaptive) -> dict[str, Any]:
     data = experiment.data
-    side, channels = data.image_size, model.vit.in_chans
-    if side is None:
+    shape, channels = data.image_size, model.vit.in_chans
+    if shape is None:
         return {"input_size": [data.sequence_length]}
-    size = {"input_size": [channels, side, side], "mean": [0.5] * channels, "std": [0.5] * channels}
+    size = {"input_size": [channels, *shape], "mean": [0.5] * channels, "std": [0.5] * channels}
     return {**size, "exif_orientation": data.exif_orientation, "labels": open_set(data, "test").names}
 
 

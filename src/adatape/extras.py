@@ -20,6 +20,9 @@ EXTRA_OF = {
     "onnx": "export",
     "onnxruntime": "export",
     "onnxscript": "export",
+    "tifffile": "large",
+    "imagecodecs": "large",
+    "faiss": "retrieval",
 }
 
 

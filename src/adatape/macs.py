@@ -38,20 +38,34 @@ def vit_cost(vit: VisionTransformer) -> list[PartCost]:
 
 
 def embedding_cost(vit: VisionTransformer) -> PartCost:
-    loose = [vit.pos_embed, vit.cls_token, vit.reg_token]
+    loose = [vit.pos_embed, vit.cls_token, vit.reg_token, getattr(vit, "dist_token", None)]
     parameters = sum(each.numel() for each in loose if isinstance(each, nn.Parameter))
-    parameters += parameter_count(vit.patch_embed, vit.norm_pre)
+    rope = getattr(vit, "rope", None)
+    parameters += parameter_count(vit.patch_embed, vit.norm_pre, *([] if rope is None else [rope]))
     return PartCost("patch embedding", parameters, token_macs(vit.patch_embed))
 
 
 def head_cost(vit: VisionTransformer) -> PartCost:
-    return PartCost("head", parameter_count(vit.head, vit.fc_norm), linear_macs(vit.head))
+    heads = [vit.head, vit.head_dist] if hasattr(vit, "head_dist") else [vit.head]
+    macs, pool = sum(map(linear_macs, heads)), vit.attn_pool
+    if pool is None:
+        return PartCost("head", parameter_count(*heads, vit.fc_norm), macs)
+    with_prefix = getattr(vit, "pool_include_prefix", True)  # Eva pools all tokens
+    macs += attention_pool_macs(pool, input_tokens(vit) if with_prefix else vit.patch_embed.num_patches)
+    return PartCost("head", parameter_count(*heads, vit.fc_norm, pool), macs)
+
+
+def attention_pool_macs(pool: Any, rows: int) -> int:
+    """Multiply-adds of timm's AttentionPoolLatent: keys and values of all rows, the rest for its latent rows only."""
+    keys = linear_macs(pool.kv)
+    attended = 2 * rows * pool.num_heads * pool.head_dim
+    return rows * keys + pool.latent_len * (linear_macs(pool) - keys + attended)
 
 
 def block_macs(block: Any, inputs: int, tape: int = 0) -> int:
     """Multiply-adds of attention and feed-forward over all rows; blocks may override `feed_forward_macs`."""
     rows = inputs + tape
-    attention = rows * linear_macs(block.attn) + 2 * rows * rows * block.attn.attn_dim
+    attention = rows * linear_macs(block.attn) + 2 * rows * rows * block.attn.num_heads * block.attn.head_dim
     fed = getattr(block, "feed_forward_macs", None)
     return attention + (rows * linear_macs(block.mlp) if fed is None else fed(inputs, tape))
 

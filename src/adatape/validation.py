@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from annotated_types import BaseMetadata
 
-from adatape.config import Experiment, is_folder_name
+from adatape.config import Experiment
 from adatape.dropped import without_dropped
+from adatape.limits import is_folder_name
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -147,8 +148,11 @@ def _check_together(experiment: Experiment, prefix: str) -> None:
     augment, settings = getattr(experiment.data, "augment", None), experiment.optimizer
     if augment is not None and augment.area[0] > augment.area[1]:
         raise ValueError(f"{prefix}data.augment.area is {list(augment.area)}; the first must be at most the second")
-    if settings.schedule != "constant" and settings.floor > settings.lr:
-        raise ValueError(f"{prefix}optimizer.floor is {settings.floor}; it must be at most lr, {settings.lr}")
+    for name, rate in (("lr", settings.lr), ("new_lr", settings.new_lr)):
+        if settings.schedule != "constant" and rate is not None and settings.floor > rate:
+            raise ValueError(f"{prefix}optimizer.floor is {settings.floor}; it must be at most {name}, {rate}")
+    if experiment.data.several_labels and experiment.loss != "sigmoid":
+        raise ValueError(f"{prefix}loss is {experiment.loss}; images with several labels need sigmoid")
 
 
 def _in_words(kind: type, problems: Sequence[Problem]) -> str:

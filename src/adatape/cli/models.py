@@ -9,7 +9,8 @@ import tyro
 from annotated_types import Ge, Le
 
 from adatape.cli.options import Json, show, with_bars
-from adatape.config import Bench, QuantityOrZero, TapeFFN
+from adatape.config import Bench, TapeFFN
+from adatape.limits import QuantityOrZero
 
 
 def cost(

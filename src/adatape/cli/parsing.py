@@ -6,62 +6,39 @@ import contextlib
 import functools
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
+import adatape
+from adatape.cli.recipe_options import Resume, examples
 from adatape.config import Experiment
+from adatape.dropped import refuse_renamed_options
 from adatape.recipes import RECIPES
 
-
-@dataclass(frozen=True)
-class Replay:
-    """Run the experiment of a config.json again, into a new folder."""
-
-    config: tyro.conf.Positional[Path]
-
-
-@dataclass(frozen=True)
-class Resume:
-    """Go on with a run from its newest good checkpoint."""
-
-    folder: tyro.conf.Positional[Path]
-
-
-def _deferred(recipe: Callable[..., Experiment]) -> Callable[..., Callable[[], Experiment]]:
-    """The recipe with its options, yet to be called: what it refuses is then our error to print, not the parser's."""
-
-    @functools.wraps(recipe)
-    def choose(*args: Any, **kwargs: Any) -> Callable[[], Experiment]:
-        return functools.partial(recipe, *args, **kwargs)
-
-    return choose
-
-
-def recipe_choice() -> Any:
-    choice: Any = Replay | Resume
-    for name, recipe in RECIPES.items():
-        choice = choice | Annotated[Experiment, tyro.conf.subcommand(name, constructor=_deferred(recipe))]
-    return choice
+ABOUT = "Transformers whose computation adapts to each input. `adatape --version` prints the version."
 
 
 def parsed(verbs: Mapping[str, Callable[..., None]], given: list[str]) -> Callable[[], None]:
     """The verb with its options, yet to be called; what the parser refuses is one line."""
+    if given[:1] == ["--version"]:
+        return lambda: print(f"adatape {adatape.__version__}")
+    refuse_renamed_options(given)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             chosen: Callable[[], None] = tyro.extras.subcommand_cli_from_dict(
                 {name: _checked(verb) for name, verb in verbs.items()},
                 prog="adatape",
-                description="Transformers whose computation adapts to each input.",
+                description=ABOUT,
                 args=_with_kind(given),
-                config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.CascadeSubcommandArgs),
+                config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes, tyro.conf.CascadeSubcommandArgs),
             )
     except SystemExit as stop:
         if stop.code:
             raise ValueError(_refusal(said.getvalue())) from stop
+        print(examples(given), end="")
         raise
     return chosen
 

@@ -8,21 +8,28 @@ from typing import Literal
 import tyro
 
 from adatape.cli.options import Device, Json, RunFolder, Trust, show, with_bars
-from adatape.cli.parsing import numbers, recipe_choice, source_of
-from adatape.config import Count, NotNegative, Quantity, Seed, Width
+from adatape.cli.parsing import numbers, source_of
+from adatape.cli.recipe_options import recipe_choice
+from adatape.limits import Count, NotNegative, Quantity, Seed, Width
 
 
-def demo(out: Path = Path("runs/demo"), seed: Seed = 0, json: Json = False) -> None:
-    """Train AdaTape and a plain Transformer on parity side by side, and draw what happened.
+def demo(
+    out: Path = Path("runs/demo"),
+    seed: Seed = 0,
+    only: Literal["parity", "haystack"] | None = None,
+    json: Json = False,
+) -> None:
+    """Train AdaTape on parity beside a plain Transformer, and on small digits of a large canvas; draw what happened.
 
     Args:
-        out: folder for the picture and the numbers; written anew each time
+        out: folder for the pictures and the numbers; written anew each time
         seed: seed of weights and data
+        only: one of the two tasks; default both
     """
     from adatape.report.demo import write_demo
     from adatape.report.tables import demo_table
 
-    show(with_bars(write_demo, out, seed), demo_table, json)
+    show(with_bars(write_demo, out, seed, only), demo_table, json)
 
 
 def train(
@@ -77,11 +84,11 @@ def evaluate(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Score a finished run on the fixed test set; with budgets, at each of them, with a picture.
+    """Score a finished run on the test set, at the budget stored in it, else as trained; or at several budgets.
 
     Args:
         length: sequence length, if other than trained
-        budgets: steps with commas, as in 0,1,2,4,8
+        budgets: numbers of tape tokens with commas, as in 0,1,2,4,8: scores and times each, and draws a picture
     """
     from adatape.report.tables import budgets_table, evaluated_table
     from adatape.train.launch import evaluate_run
@@ -102,21 +109,34 @@ def budget(
     latency: str | None = None,
     gflops: NotNegative | None = None,
     accuracy: str | None = None,
+    length: NotNegative | None = None,
+    store: bool = False,
+    reset: bool = False,
     device: Device = "auto",
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Find the cheapest setting that meets a target on held-out data, and store it in the run's config.
+    """Find the cheapest budget that meets a target on held-out data; with --store, keep it in the run.
 
     Args:
         latency: most time for one image, as in 12ms
         gflops: most multiply-adds for one image on average, in billions
-        accuracy: how far below the best it may fall, as in 0.5pt-of-best
+        length: windows that are read of an image on average, which sets the floor; most tokens of other tapes
+        accuracy: how far below the best accuracy (several labels: mean AP) may fall, as in 0.5pt-of-best
+        store: keep it in config.json: eval, fewshot, serve, export and release then use it, figures does not
+        reset: remove the stored budget instead of looking for one; the run is then used as trained
     """
-    from adatape.report.tables import stored_budget_table
-    from adatape.train.budgets import store_budget
+    from adatape.evaluate.budget import target_of
+    from adatape.report.tables import found_budget_table, removed_budget_table
+    from adatape.train.budgets import find_budget, reset_budget, store_budget
 
-    show(with_bars(store_budget, run, latency, gflops, accuracy, device, trust), stored_budget_table, json)
+    if reset:
+        if store or any(target is not None for target in (latency, gflops, accuracy, length)):
+            raise ValueError("reset is given with store or a target; it only removes what is stored, so give it alone")
+        show(reset_budget(run, trust), removed_budget_table, json)
+        return
+    target = target_of(latency, gflops, accuracy, length)
+    show(with_bars(store_budget if store else find_budget, run, target, device, trust), found_budget_table, json)
 
 
 def fewshot(
@@ -129,7 +149,7 @@ def fewshot(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Few-shot accuracy of a run's frozen features on another set, by ridge regression in closed form.
+    """Few-shot accuracy of a run's frozen features on another set, by ridge regression; at a stored budget if any.
 
     Args:
         on: digits, SOURCE:PATH as in pets:data/pets, or a folder of arrays or of classes
@@ -147,7 +167,7 @@ def fewshot(
 def figures(
     run: RunFolder, samples: Count = 2000, device: Device = "auto", trust: Trust = False, json: Json = False
 ) -> None:
-    """Draw the paper's pictures from a run, into its folder.
+    """Draw the paper's pictures from a run, into its folder; always at the trained budget, whatever is stored.
 
     Args:
         samples: test samples to look at
@@ -180,7 +200,7 @@ def export(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Export a finished run's model with dynamic batch and tape length.
+    """Export a finished run's model with dynamic batch and tape length; a stored budget goes into its metadata.
 
     Args:
         to: an ONNX file, or a program of torch.export
@@ -192,16 +212,17 @@ def export(
     show(write_export(run, to, out, trust), export_table, json)
 
 
-def release(run: RunFolder, to: Path, trust: Trust = False, json: Json = False) -> None:
-    """Write a finished run's weights, config and model card in timm's hub format.
+def release(run: RunFolder, to: Path, licence: str | None = None, trust: Trust = False, json: Json = False) -> None:
+    """Write a finished run's weights, config and card in timm's hub format; the card's code sets a stored budget.
 
     Args:
         to: an empty or new folder
+        licence: of the weights, as in cc-by-4.0; default that of the pretrained weights that the run began with
     """
     from adatape.report.tables import released_table
     from adatape.train.release import release_to_folder
 
-    show(release_to_folder(run, to, trust), released_table, json)
+    show(release_to_folder(run, to, trust, licence), released_table, json)
 
 
 def serve(
@@ -212,21 +233,24 @@ def serve(
     allow_host: tuple[str, ...] = (),
     queue: Quantity = 256,
     batch: Quantity = 32,
+    packaged: Literal["street", "digits"] = "street",
     device: Device = "auto",
     trust: Trust = False,
 ) -> None:
-    """Answer over HTTP, with the explorer at /; without a run, a small model of digits that comes along.
+    """Answer over HTTP, by default at the budget stored in the run, with the explorer at /; or serve a packaged model.
 
     Args:
         run: a run folder
+        packaged: the model served without a run: traffic signs in street scenes, or digits
         host: address to bind to; others than loopback need a token
         port: port to bind to
         token_file: file with the bearer token that requests must carry; without one, ADATAPE_TOKEN of the environment
         allow_host: further names by which clients may call the server, as in the Host header
         queue: images that may wait before more are refused; one client may have half of them
-        batch: most images per forward pass
+        batch: most images per forward pass; fewer where they are large
     """
     from adatape.report.serve import serve as start
+    from adatape.serve.served import PACKAGED
     from adatape.serve.server import read_token
 
-    start(run, host, port, read_token(token_file), queue, batch, device, allow_host, trust)
+    start(run or PACKAGED[packaged], host, port, read_token(token_file), queue, batch, device, allow_host, trust)

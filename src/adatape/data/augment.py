@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from adatape import counter_rng
-from adatape.config import Augment
 from adatape.data import randaug
+from adatape.data_config import Augment
 
 BOX = 4  # draws of a box: area, aspect, row, column
 LEAD = BOX + 1  # draws of crop and flip, before those of RandAugment

@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Bool, Int64, UInt8
 from PIL import Image
 
-from adatape.config import Images
 from adatape.counter_rng import key_of, keys_of
 from adatape.data.class_folders import class_folders, files_below
 from adatape.data.decode import FORMATS, MOST_BYTES, REFUSAL, RefusedMode, one_line, open_regular
 from adatape.data.haystack import COUNTS, SIDE, Haystack, make_haystack
 from adatape.data.imageset import Files, ImageSet, Pixels
+from adatape.data_config import Images
 from adatape.extras import how_to_install
 
 Split = Literal["train", "validation", "test"]
@@ -152,12 +152,31 @@ def _fashion(config: Images, path: Path, train: bool) -> ImageSet:
     return Pixels(list(kind.classes), labels, images)
 
 
-def _idx(path: Path, name: str) -> UInt8[np.ndarray, "..."]:
+def mnist(folder: str, train: bool) -> tuple[UInt8[np.ndarray, "n h w"], Int64[np.ndarray, "n"]]:
+    """MNIST's digits from arrays, as source `arrays` has them, or from its idx files, as torchvision leaves them."""
+    path, part = Path(folder), "train" if train else "t10k"
+    if (path / "train_images.npy").exists():
+        images, labels = _array_pair(path, "train" if train else "test")
+    else:
+        advice = "arrays are train_images.npy, train_labels.npy, test_images.npy and test_labels.npy"
+        images, labels = (
+            _idx(path, f"{part}-{name}-ubyte", "MNIST", advice) for name in ("images-idx3", "labels-idx1")
+        )
+        images, labels = _checked_pair(images, labels, f"{path}: ")
+    if images.shape[-1] != 1:
+        raise ValueError(f"path {path} has images of {images.shape[-1]} channels; MNIST's digits have one")
+    _check_range(labels, 10, str(path))
+    return images[..., 0], labels
+
+
+def _idx(
+    path: Path, name: str, kind: str = "FashionMNIST", advice: str = "set download=true"
+) -> UInt8[np.ndarray, "..."]:
     """Reads an array in MNIST's idx format: zeros, type, number of dimensions, their sizes, bytes."""
-    places = [folder / f"{name}{end}" for folder in (path, path / "FashionMNIST" / "raw") for end in ("", ".gz")]
+    places = [folder / f"{name}{end}" for folder in (path, path / kind / "raw") for end in ("", ".gz")]
     found = next((place for place in places if place.exists()), None)
     if found is None:
-        raise FileNotFoundError(f"path {path} contains neither {name}.gz nor FashionMNIST/raw; set download=true")
+        raise FileNotFoundError(f"path {path} contains neither {name}.gz nor {kind}/raw; {advice}")
     try:
         with open_regular(found) as file:
             content = (gzip.GzipFile(fileobj=file) if found.suffix == ".gz" else file).read(MOST_BYTES)

@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float32, Int64, UInt8
 from PIL import Image
 
 from adatape.data.decode import BrokenImage, Decoded, decode, read_regular
@@ -20,21 +20,22 @@ from adatape.data.decode import BrokenImage, Decoded, decode, read_regular
 TRIES = 100  # unreadable images in a row after which reading stops with an error
 EARLIEST = 100  # reads before the fraction of unreadable images is checked
 KEPT_NOTES = 20
+Labels = Int64[np.ndarray, "n"] | Float32[np.ndarray, "n classes"]
 
 
 class Read(NamedTuple):
     image: Image.Image
-    label: int
+    label: Any  # a row of the set's labels
     broken: tuple[str, ...]  # a note for each unreadable image that this one replaces
     converted: bool
 
 
 class ImageSet(ABC):
-    """A labelled set with random access."""
+    """A labelled set with random access; `labels` are classes, or (n, classes) 1 or 0 where there may be several."""
 
     channels: int = 3
 
-    def __init__(self, names: list[str], labels: Int64[np.ndarray, "n"]) -> None:
+    def __init__(self, names: list[str], labels: Labels) -> None:
         self.names = names
         self.labels = labels
 
@@ -100,7 +101,7 @@ class Files(ImageSet):
     def __init__(
         self,
         names: list[str],
-        labels: Int64[np.ndarray, "n"],
+        labels: Labels,
         paths: Iterable[str | bytes | Path],
         exif_orientation: bool = False,
     ) -> None:
@@ -138,7 +139,7 @@ def read_or_next(images: ImageSet, i: int) -> Read:
         except BrokenImage as error:
             notes.append(str(error))
         else:
-            return Read(image, int(images.labels[row]), tuple(notes), converted)
+            return Read(image, images.labels[row], tuple(notes), converted)
     raise ValueError(f"{len(notes)} images in a row could not be read: first {notes[0]}")
 
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from adatape.config import Augment, Images, Parity
 from adatape.counter_rng import key_of, keys_of
 from adatape.cuda_graphs import cuda_graphed
 from adatape.data.augment import augment_image, augment_images, center_crop, center_crop_image, scale_and_erase
@@ -29,6 +28,7 @@ from adatape.data.mixing import Mixing, draw_mixing, mixed, targets
 from adatape.data.parity import training_batch
 from adatape.data.sampler import Order
 from adatape.data.workers import items_of
+from adatape.data_config import Augment, Images, Parity
 
 AUGMENT, MODEL, MIX = range(3)  # purposes of a key
 PREFETCHED = 4  # batches prefetched by each worker
@@ -116,7 +116,7 @@ class DecodingLoader:
 
     def decoded(self, first: int, start: int, stop: int) -> Generator[Any, None, None]:
         """The workers' results for slots start to stop of every batch."""
-        plan = _BatchSampler(self.order, first, start, stop)
+        plan = BatchSampler(self.order, first, start, stop)
         return from_workers(_AugmentedImages(self.images, self.data, self.order.seed), self.workers, self.device, plan)
 
 
@@ -170,7 +170,7 @@ def _no_collate(batch: Any) -> Any:
     return batch
 
 
-class _BatchSampler:
+class BatchSampler:
     """An endless batch sampler from step `first` on."""
 
     def __init__(self, order: Order, first: int, start: int, stop: int) -> None:

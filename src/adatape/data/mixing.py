@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from adatape.config import Augment
+from adatape.data_config import Augment
 
 
 class Mixing(NamedTuple):

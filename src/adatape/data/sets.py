@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -12,7 +13,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from adatape.config import Images, Parity
 from adatape.data.batch import Batch, Shard
 from adatape.data.images import Split, open_images
 from adatape.data.imageset import ImageSet, Tally
@@ -25,11 +25,16 @@ from adatape.data.loaders import (
     even_chunks,
     labelled_images,
 )
+from adatape.data.megapixel import CanvasLoader, Drawer
 from adatape.data.parity import held_out_set, validation_set
 from adatape.data.sampler import Order
+from adatape.data.scenes import SceneLoader, labelled_scenes, open_scenes
 from adatape.data.shard_loader import CHANNELS, ShardLoader, classes_of, labelled_shards
 from adatape.data.shards import count_of, open_shards
 from adatape.data.tars import index_shards
+from adatape.data_config import Images, Megapixel, Parity, Scenes
+
+EVAL_PIXELS = 1 << 24  # of a batch of large images in evaluation
 
 
 class Loader(Protocol):
@@ -91,8 +96,12 @@ class LabelledSet(ABC):
         """Yields these chunks of the set."""
 
 
-def open_set(config: Images | Parity, split: Split) -> LabelledSet:
+def open_set(config: Images | Parity | Scenes | Megapixel, split: Split) -> LabelledSet:
     """Opens a split of the data set that `config` describes."""
+    if isinstance(config, Scenes):
+        return SceneImages(config, split, open_scenes(config, split))
+    if isinstance(config, Megapixel):
+        return MegapixelCanvases(config, split)
     if isinstance(config, Parity):
         return ParitySequences(config, split)
     if config.source == "shards":
@@ -125,6 +134,70 @@ class IndexedImages(LabelledSet):
 
     def _read(self, chunks: list[range], device: torch.device, workers: int) -> Iterator[Labelled]:
         return labelled_images(self.images, self.config.size, chunks, device, workers, self.config.broken)
+
+
+class SceneImages(LabelledSet):
+    """Large images with several labels each, which are (n, classes), 1 or 0."""
+
+    images: ImageSet
+
+    def __init__(self, config: Scenes, split: Split, images: ImageSet) -> None:
+        self.config, self.split, self.images = config, _split_of(config, split), images
+        self.shape, self.names = (CHANNELS, *config.size), images.names
+        most = max(1, EVAL_PIXELS // math.prod(config.size))
+        self.eval_batch = self.validation_batch = min(LabelledSet.eval_batch, most)
+
+    @property
+    def samples(self) -> int:
+        return len(self.images)
+
+    def evaluation_batches(
+        self, batch: int, shard: Shard, device: torch.device, workers: int = 0, chunks_of: Chunks = even_chunks
+    ) -> Iterator[Labelled]:
+        return super().evaluation_batches(min(batch, self.eval_batch), shard, device, workers, chunks_of)
+
+    def training_loader(self, batch: int, seed: int, shard: Shard, device: torch.device, workers: int = 0) -> Loader:
+        order = Order(len(self.images), batch, seed)
+        return SceneLoader(self.images, self.config, order, shard, device, min(workers, os.cpu_count() or 1))
+
+    def evenly_spaced(self, count: int) -> SceneImages:
+        return SceneImages(self.config, self.split, self.images.subset(evenly_apart(len(self.images), count)))
+
+    def _read(self, chunks: list[range], device: torch.device, workers: int) -> Iterator[Labelled]:
+        return labelled_scenes(self.images, self.config, chunks, device, workers)
+
+
+class MegapixelCanvases(LabelledSet):
+    """Canvases of Megapixel MNIST, drawn on the device."""
+
+    def __init__(self, config: Megapixel, split: Split, most: int | None = None) -> None:
+        self.config, self.split, self.most = config, _split_of(config, split), most
+        self.shape, self.names = (1, config.side, config.side), [str(digit) for digit in range(10)]
+        batch = max(1, EVAL_PIXELS // config.side**2)
+        self.eval_batch = self.validation_batch = min(LabelledSet.eval_batch, batch)
+
+    @cached_property
+    def canvases(self) -> Drawer:
+        """Made on first use: building a model does not need them."""
+        return Drawer(self.config, self.split)
+
+    @property
+    def samples(self) -> int:
+        count = self.config.train if self.split == "train" else self.config.held_out
+        return count if self.most is None else min(self.most, count)
+
+    def check_exists(self) -> None:
+        _ = self.canvases
+
+    def training_loader(self, batch: int, seed: int, shard: Shard, device: torch.device, workers: int = 0) -> Loader:  # noqa: ARG002
+        return CanvasLoader(self.canvases, Order(self.samples, batch, seed), shard, device)
+
+    def evenly_spaced(self, count: int) -> MegapixelCanvases:
+        """The first samples: they are random."""
+        return MegapixelCanvases(self.config, self.split, count)
+
+    def _read(self, chunks: list[range], device: torch.device, workers: int) -> Iterator[Labelled]:  # noqa: ARG002
+        return self.canvases.labelled(chunks, device)
 
 
 class ShardedImages(LabelledSet):
@@ -203,5 +276,5 @@ def evenly_apart(total: int, count: int) -> np.ndarray:
     return np.arange(total) if count >= total else np.arange(count) * total // count
 
 
-def _split_of(config: Images, split: Split) -> Split:
+def _split_of(config: Images | Scenes | Megapixel, split: Split) -> Split:
     return "test" if split == "validation" and config.validate_on is None else split

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from adatape.config import Images
 from adatape.counter_rng import key_of, keys_of
 from adatape.data.augment import augment_image, center_crop_image, scale_and_erase
 from adatape.data.batch import Batch, Shard
@@ -32,6 +31,7 @@ from adatape.data.loaders import (
 )
 from adatape.data.shards import known_total, open_shards
 from adatape.data.streams import ShardStream, owned_streams, streams_of, test_samples
+from adatape.data_config import Images
 
 CHANNELS = 3  # shards decode to RGB
 

@@ -19,11 +19,11 @@ from urllib.request import url2pathname
 
 import torch
 
-from adatape.config import Images
 from adatape.counter_rng import key_of, keys_of
 from adatape.data.decode import MOST_BYTES, one_line
 from adatape.data.images import Split, library
 from adatape.data.imageset import ImageSet
+from adatape.data_config import Images
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL_SUFFIXES = ("cls", "json")

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from adatape.config import Images
 from adatape.data.decode import BrokenImage, Decoded, Modes, decode
 from adatape.data.imageset import ImageSet
 from adatape.data.shards import local_path, places_in
+from adatape.data_config import Images
 
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # first bytes of gzip, bzip2, xz and zstd
 

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from adatape.config import Budget
+from adatape.evaluate.accuracy import certainty, is_right
+from adatape.evaluate.precision import mean_precision, precision_by_class
+from adatape.evaluate.result import FIGURE_NAMES, main_figure
 from adatape.models.base import Adaptive, BudgetRange
 from adatape.records import Output
 
@@ -23,15 +26,13 @@ FEWEST, MOST = 5, 50  # rounds of timing
 class Rows(NamedTuple):
     """What became of each sample, on the CPU."""
 
-    right: Tensor  # (n,) bool
+    right: Tensor  # (n,) bool; with several labels, whether all are
     length: Tensor  # (n,) int64, tape tokens read or steps taken
     macs: Tensor  # (n,) int64
-    confidence: Tensor  # (n,), in the true class
-    answer: Tensor  # (n,) int64
-    label: Tensor  # (n,) int64
-
-    def only(self, keep: slice) -> Rows:
-        return Rows(*(column[keep] for column in self))
+    confidence: Tensor  # (n,), in the true class or labels
+    answer: Tensor  # (n,) int64, or (n, classes) 1 or 0 with several labels
+    label: Tensor  # as answer
+    logits: Tensor  # (n, classes) with several labels, else (n, 0)
 
 
 class Point(NamedTuple):
@@ -44,12 +45,18 @@ class Point(NamedTuple):
     gflops_p50: float
     gflops_p95: float
     milliseconds: dict[int, float]  # per image, median, by the size of a batch
+    mean_ap: float | None = None  # with several labels
+
+    @property
+    def quality(self) -> float:
+        """What budgets are compared by: mean AP with several labels, else accuracy."""
+        return self.accuracy if self.mean_ap is None else self.mean_ap
 
 
 class Target(NamedTuple):
-    """The one thing that must hold: milliseconds or GFLOPs at most, or an accuracy at least."""
+    """The one thing that must hold: milliseconds, GFLOPs or a mean length at most, or an accuracy at least."""
 
-    name: Literal["latency", "gflops", "accuracy"]
+    name: Literal["latency", "gflops", "length", "accuracy"]
     limit: float
     below_best: bool = False  # an accuracy that is counted down from the best one found
 
@@ -74,10 +81,13 @@ def trained_budget(model: Adaptive) -> Budget:
 
 def scaled_budget(model: Adaptive, steps: int) -> Budget:
     """So many steps, and the threshold that goes with them."""
-    trained = trained_budget(model)
-    if trained.threshold is None or steps <= 0:
-        return Budget(steps)
-    return Budget(steps, trained.threshold * steps / trained.steps)
+    return Budget(steps, model.threshold_at(steps) if steps > 0 else None)
+
+
+def budget_at(model: Adaptive, steps: int, stored: Budget | None) -> Budget:
+    """So many steps of a run; a floor that is stored with it holds at any number of them."""
+    floor = stored.threshold if stored is not None and model.stops_below_threshold and steps > 0 else None
+    return scaled_budget(model, steps) if floor is None else Budget(steps, floor)
 
 
 @torch.no_grad()
@@ -99,6 +109,23 @@ def grid(model: Adaptive) -> list[Budget]:
     return [budget for steps in levels for budget in _at_steps(model, steps, known.threshold)]
 
 
+LENGTHS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # mean lengths at which a search sets the floor
+
+
+@torch.no_grad()
+def floors(model: Adaptive, batches: Iterable[tuple[Tensor, Tensor]], lengths: Iterable[float]) -> list[Budget]:
+    """For a model that stops below a threshold: those at which samples have these lengths on average."""
+    if not model.stops_below_threshold:
+        return []
+    most = range_of(model).most
+    apply_budget(model, Budget(most))
+    model.eval()
+    weights = torch.cat([model(x, output=True).tape.weight[..., 0].cpu() for x, _ in batches])
+    ranked, samples = weights.flatten().sort(descending=True).values, weights.shape[0]
+    counts = (int(length * samples) for length in lengths)
+    return [Budget(most, float(ranked[count])) for count in counts if count < len(ranked) and ranked[count] > 0]
+
+
 def _at_steps(model: Adaptive, steps: int, threshold: float | None) -> list[Budget]:
     scaled = scaled_budget(model, steps)
     if threshold is None or steps < 2:  # the first token is read whatever the threshold
@@ -116,9 +143,12 @@ def collect_rows(model: Adaptive, batches: Iterable[tuple[Tensor, Tensor]]) -> R
 
 
 def _rows(model: Adaptive, output: Output, label: Tensor) -> Rows:
-    answer = output.logits.argmax(-1)
-    confidence = output.logits.float().softmax(-1).gather(1, label[:, None]).squeeze(1)
-    columns = (answer == label, model.length_taken(output), model.actual_macs(output), confidence, answer, label)
+    logits = output.logits.float()
+    several = label.dim() > 1
+    answer = (logits > 0).long() if several else logits.argmax(-1)
+    spent = model.length_taken(output), model.actual_macs(output)
+    kept = logits if several else logits[:, :0]
+    columns = (is_right(logits, label), *spent, certainty(logits, label), answer, label.long(), kept)
     return Rows(*(column.cpu() for column in columns))
 
 
@@ -132,7 +162,13 @@ def point(budget: Budget, rows: Rows, milliseconds: dict[int, float]) -> Point:
         gflops_p50=float(gflops.quantile(0.5)),
         gflops_p95=float(gflops.quantile(0.95)),
         milliseconds=milliseconds,
+        mean_ap=_mean_ap(rows),
     )
+
+
+def _mean_ap(rows: Rows) -> float | None:
+    names = [str(n) for n in range(rows.logits.shape[1])]
+    return mean_precision(precision_by_class(rows.logits, rows.label, names))
 
 
 @torch.no_grad()
@@ -169,14 +205,16 @@ def _seconds(model: Adaptive, pieces: Sequence[Tensor]) -> float:
     return time.perf_counter() - began
 
 
-def target_of(latency: str | None, gflops: float | None, accuracy: str | None) -> Target:
-    given = {"latency": latency, "gflops": gflops, "accuracy": accuracy}
+def target_of(latency: str | None, gflops: float | None, accuracy: str | None, length: float | None = None) -> Target:
+    given = {"latency": latency, "gflops": gflops, "accuracy": accuracy, "length": length}
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         have = " and ".join(named) or "none"
-        raise ValueError(f"targets given: {have}; exactly one of latency, gflops and accuracy must be")
+        raise ValueError(f"targets given: {have}; exactly one of latency, gflops, accuracy and length must be")
     if latency is not None:
         return Target("latency", _latency(latency))
+    if length is not None:
+        return Target("length", float(length))
     return _accuracy(accuracy) if accuracy is not None else Target("gflops", float(gflops or 0.0))
 
 
@@ -206,27 +244,29 @@ def choose(points: Sequence[Point], target: Target) -> Point:
                 f"{target.name} is {target.limit:g}{UNITS[target.name]}; "
                 f"the least possible is {spend(least):.4g}{UNITS[target.name]}, at steps {least.budget.steps}"
             )
-        return max(within, key=lambda each: (each.accuracy, -each.gflops_mean, -spend(each)))
-    best = max(each.accuracy for each in points)
+        return max(within, key=lambda each: (each.quality, -each.gflops_mean, -spend(each)))
+    best = max(each.quality for each in points)
     floor = best - target.limit if target.below_best else target.limit
-    enough = [each for each in points if each.accuracy >= floor - 1e-9]
+    enough = [each for each in points if each.quality >= floor - 1e-9]
     if not enough:
-        raise ValueError(f"accuracy is {floor:.2%}; the greatest possible is {best:.2%}")
-    return min(enough, key=lambda each: (each.gflops_mean, -each.accuracy))
+        name = FIGURE_NAMES[main_figure(points[0]._asdict())]
+        raise ValueError(f"{name} is {floor:.2%}; the greatest possible is {best:.2%}")
+    return min(enough, key=lambda each: (each.gflops_mean, -each.quality))
 
 
 COSTS: dict[str, Callable[[Point], float]] = {
     "latency": lambda each: each.milliseconds[1],
     "gflops": lambda each: each.gflops_mean,
+    "length": lambda each: each.length_mean,
     "accuracy": lambda each: each.gflops_mean,
 }
-UNITS = {"latency": " ms", "gflops": " GFLOPs"}
+UNITS = {"latency": " ms", "gflops": " GFLOPs", "length": ""}
 
 
 def frontier(points: Sequence[Point], cost: Callable[[Point], float]) -> list[Point]:
-    """Those that no cheaper one equals in accuracy, cheapest first."""
+    """Those that no cheaper one equals in accuracy (several labels: mean AP), cheapest first."""
     kept: list[Point] = []
-    for each in sorted(points, key=lambda each: (cost(each), -each.accuracy)):
-        if not kept or each.accuracy > kept[-1].accuracy:
+    for each in sorted(points, key=lambda each: (cost(each), -each.quality)):
+        if not kept or each.quality > kept[-1].quality:
             kept.append(each)
     return kept

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -11,8 +13,14 @@ from adatape.models.base import Adaptive
 __all__ = ["NoCostFormula", "PartCost", "block_macs", "cost", "input_tokens", "total"]
 
 
-def cost(model: nn.Module, tape: int | None = None) -> list[PartCost]:
-    """The parts of a model for one sample that reads `tape` tokens; None is the bound, all that its budget allows."""
+def cost(model: nn.Module, tape: int | None = None, image: tuple[int, int] | None = None) -> list[PartCost]:
+    """The parts of a model for one sample that reads `tape` tokens; None is the bound, all that its budget allows.
+
+    `image` is the sample's height and width, where they are not the model's (timm's `dynamic_img_size`).
+    """
+    if image is not None:
+        model = copy.deepcopy(model).to("meta")
+        model.set_input_size(image)  # type: ignore[operator]
     if isinstance(model, Adaptive):
         return model.cost(tape)
     if not isinstance(model, VisionTransformer):

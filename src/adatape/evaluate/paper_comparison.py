@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -11,6 +11,7 @@ import torch
 from adatape.config import Experiment, ImageModel
 from adatape.evaluate.cost import cost, total
 from adatape.evaluate.paper import ROWS, Row
+from adatape.recipes.systems import AVIT_PRIOR
 
 # The paper's table of ImageNet-1K from scratch, top-1 in per cent.
 IMAGENET = {
@@ -32,7 +33,8 @@ PARITY = {
     "transformer": "at the level of random guessing",
     "ut": "at the level of random guessing",
 }
-SHAPE = {"embed_dim", "depth", "num_heads", "patch_size"}
+# What recipes state of the paper's models; another value, or another option, is another model.
+STATED: dict[str, Any] = {"bank_patch": 8, "bank_size": 10_000, "prior_weight": AVIT_PRIOR}
 SIZE = 224
 
 
@@ -50,14 +52,12 @@ class PaperCost(NamedTuple):
 def same_system(experiment: Experiment) -> Row | None:
     """The paper's row for a run whose model is that row's, at its size of image."""
     model, data = experiment.model, experiment.data
-    if not isinstance(model, ImageModel) or data.image_size != SIZE or model.wrap:
+    if not isinstance(model, ImageModel) or data.image_size != (SIZE, SIZE) or model.wrap is not None:
         return None
-    if SHAPE & set(model.options) - ({"patch_size"} if _keeps_patch(model) else set()):
-        return None
-    kind = {name: model.options.get(name) for name in ("bank", "tape_ffn") if model.options.get(name)}
+    given = {name: value for name, value in model.options.items() if not (name == "patch_size" and _keeps_patch(model))}
     for row in ROWS:
-        theirs = {"bank": "input", "tape_ffn": "append", **row.options}
-        if row.model == model.name and all(theirs.get(name) == value for name, value in kind.items()):
+        theirs = {"bank": "input", "tape_ffn": "append", **STATED, **row.options}
+        if row.model == model.name and all(theirs.get(name) == value for name, value in given.items()):
             return row
     return None
 
@@ -66,14 +66,15 @@ def paper_accuracy(experiment: Experiment) -> str:
     """The paper's figure for a run's accuracy, in words where it prints none; empty where it has nothing like it."""
     if experiment.data.source == "parity":
         return PARITY.get(system_of(experiment), "")
-    row = same_system(experiment) if experiment.data.source == "imagenet" else None
+    from_scratch = isinstance(experiment.model, ImageModel) and experiment.model.pretrained is None
+    row = same_system(experiment) if experiment.data.source == "imagenet" and from_scratch else None
     return f"{IMAGENET[row.label]:.1f} %" if row and row.label in IMAGENET else ""
 
 
 def paper_costs(experiments: list[Experiment]) -> list[PaperCost]:
-    """The paper's counts and ours for every system of the families among these runs."""
-    models = [each.model.name for each in experiments if isinstance(each.model, ImageModel)]
-    families = {name.split("_")[0] for name in models}
+    """The paper's counts and ours for every system of the families among these runs; the paper wraps no ViT."""
+    models = [each.model for each in experiments if isinstance(each.model, ImageModel)]
+    families = {model.name.split("_")[0] for model in models if model.wrap is None}
     return [_paper_cost(row.label) for row in ROWS if row.model.split("_")[0] in families]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,8 @@ from adatape.data.batch import Shard
 from adatape.data.loaders import Labelled
 from adatape.data.parity import Sequences
 from adatape.data.sets import open_set
+from adatape.evaluate.accuracy import certainty
+from adatape.evaluate.label_sets import numbered_sets, set_name
 from adatape.models.base import Adaptive
 from adatape.records import Output
 
@@ -24,13 +26,18 @@ AT_ONCE = 250
 class Reads(NamedTuple):
     """n samples in the order of their set, all on the CPU; t and k are 0 for a model that reads no tape."""
 
-    label: Tensor  # (n,) int64
+    label: Tensor  # (n,) int64: the class, or the number of the set of labels
     answer: Tensor  # (n,) int64
-    certainty: Tensor  # (n,) probability of the true class
+    certainty: Tensor  # (n,) probability of the true class or labels
     macs: Tensor  # (n,) int64, multiply-adds that the sample cost
     length: Tensor  # (n,) int64, tape tokens
     taken: Tensor  # (n, t, k) int64, bank tokens of each step, -1 where hidden
     weight: Tensor  # (n, t, k), zero where hidden
+    sets: Tensor | None = None  # (sets, classes) 1 or 0: sets of labels that occur; None where there is one label
+
+    def names(self, classes: Sequence[str]) -> list[str]:
+        """What labels and answers are called: the classes, or the sets of them."""
+        return list(classes) if self.sets is None else [set_name(row, classes) for row in self.sets.numpy()]
 
     @property
     def right(self) -> Tensor:
@@ -67,7 +74,15 @@ def collect(model: Adaptive, batches: Iterable[tuple[Tensor, Tensor]]) -> Reads:
         raise ValueError("reads of 0 batches; at least 1 is needed")
     steps = max(part.taken.shape[1] for part in parts)
     merged = max(part.taken.shape[2] for part in parts)
-    return Reads(*(torch.cat(column) for column in zip(*(_widened(p, steps, merged) for p in parts), strict=True)))
+    columns = [_widened(part, steps, merged)[:-1] for part in parts]
+    found = Reads(*(torch.cat(column) for column in zip(*columns, strict=True)))
+    return found if found.label.dim() == 1 else _by_sets(found)
+
+
+def _by_sets(reads: Reads) -> Reads:
+    sets, number = numbered_sets(torch.cat([reads.label, reads.answer]).numpy())
+    label, answer = torch.from_numpy(number).chunk(2)
+    return reads._replace(label=label, answer=answer, sets=torch.from_numpy(sets))
 
 
 def taken_counts(reads: Reads, bank_size: int) -> Int[Tensor, "t c"]:
@@ -110,15 +125,17 @@ def parity_example(model: Adaptive, data: Sequences) -> ParityExample:
 
 def _reads(model: Adaptive, x: Tensor, label: Tensor) -> Reads:
     output: Output = model(x, output=True)
-    chance = output.logits.float().softmax(-1)
-    tape, none = output.tape, label.new_zeros(len(label))
+    logits = output.logits.float()
+    tape, none = output.tape, torch.zeros(len(label), dtype=torch.int64, device=label.device)
     length, taken, weight = (
         (none, none.view(-1, 1, 1)[:, :0, :0], none.view(-1, 1, 1)[:, :0, :0].float())
         if tape is None
         else (tape.length, tape.index, tape.weight.float())
     )
-    certainty = chance.gather(1, label[:, None])[:, 0]
-    row = Reads(label, output.logits.argmax(-1), certainty, model.actual_macs(output), length, taken, weight)
+    several = label.dim() > 1
+    answer = (logits > 0).long() if several else logits.argmax(-1)
+    sure = certainty(logits, label)
+    row = (label.long(), answer, sure, model.actual_macs(output), length, taken, weight)
     return Reads(*(column.cpu() for column in row))
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adatape.validation import finite
+
+FIGURE_NAMES = {"accuracy": "accuracy", "mean_ap": "mean AP"}  # as tables and pictures show them
+
+
+def main_figure(figures: Mapping[str, Any]) -> str:
+    """The name of the figure that runs are compared by: mean_ap where samples have several labels, else accuracy."""
+    return "accuracy" if figures.get("mean_ap") is None else "mean_ap"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from adatape.recipes.cifar import cifar10, cifar100
 from adatape.recipes.digits import digits
 from adatape.recipes.haystack import haystack
 from adatape.recipes.imagenet import deit, imagenet, plainvit, pretrain
+from adatape.recipes.megapixel import megapixel
 from adatape.recipes.parity import parity, parity_small
+from adatape.recipes.scenes import scenes
 from adatape.recipes.transfer import finetune, images
 
 RECIPES: dict[str, Callable[..., Experiment]] = {
@@ -21,6 +23,8 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
     "cifar100": cifar100,
     "images": images,
     "finetune": finetune,
+    "scenes": scenes,
+    "megapixel": megapixel,
     "imagenet": imagenet,
     "plainvit": plainvit,
     "deit": deit,

@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from adatape.config import (
-    Augment,
-    CountOrZero,
-    Engine,
-    Experiment,
-    Images,
-    InnerShare,
-    NotNegative,
-    Optimizer,
-    Pixels,
-    Quantity,
-    Seed,
-    Threshold,
-)
+from adatape.config import Engine, Experiment, Optimizer
+from adatape.data_config import Augment, Images
+from adatape.limits import CountOrZero, InnerShare, NotNegative, Pixels, Quantity, Seed, Threshold
 from adatape.recipes.systems import Size, System, image_model, ponder_weight
 
 TRAINING, SIZE = 50_000, 32
@@ -33,7 +22,7 @@ def _cifar(name: Literal["cifar10", "cifar100"], text: str) -> Callable[..., Exp
         size: Size = "tiny",
         patch: Pixels = 4,
         bank_patch: Pixels = 2,
-        steps: CountOrZero | None = None,
+        tape_steps: CountOrZero | None = None,
         threshold: Threshold | None = None,
         merge: Quantity | None = None,
         sample_budgets: bool = False,
@@ -54,7 +43,7 @@ def _cifar(name: Literal["cifar10", "cifar100"], text: str) -> Callable[..., Exp
                 patch,
                 bank_patch,
                 bank_size=1000,
-                steps=steps,
+                steps=tape_steps,
                 threshold=threshold,
                 merge=merge,
                 sample_budgets=sample_budgets or None,

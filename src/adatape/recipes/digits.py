@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from adatape.config import (
-    Augment,
-    CountOrZero,
-    Engine,
-    Experiment,
-    ImageModel,
-    Images,
-    NotNegative,
-    Optimizer,
-    Seed,
-)
+from adatape.config import Engine, Experiment, ImageModel, Optimizer
+from adatape.data_config import Augment, Images
+from adatape.limits import CountOrZero, NotNegative, Seed
 from adatape.recipes.systems import System, image_model, ponder_weight
 
 SIZE, BATCH, TRAINING = 8, 64, 1437

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from adatape.config import (
-    Augment,
-    Count,
-    CountOrZero,
-    Engine,
-    Experiment,
-    Images,
-    NotNegative,
-    Optimizer,
-    Quantity,
-    Seed,
-)
+from adatape.config import Engine, Experiment, Optimizer
+from adatape.data_config import Augment, Images
+from adatape.limits import Count, CountOrZero, NotNegative, Quantity, Seed
 from adatape.recipes.systems import Size, System, image_model, ponder_weight
 
 TRAINING, SIZE = 1_281_167, 224

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from adatape.config import (
-    Choice,
-    CountOrZero,
-    Experiment,
-    NotNegative,
-    Optimizer,
-    Parity,
-    Positive,
-    QuantityOrZero,
-    ReaderConfig,
-    ReaderName,
-    Seed,
-    SequenceModel,
-    TapeFFN,
-    Width,
-)
+from adatape.config import Choice, Experiment, Optimizer, ReaderConfig, ReaderName, SequenceModel, TapeFFN
+from adatape.data_config import Parity
+from adatape.limits import CountOrZero, NotNegative, Positive, QuantityOrZero, Seed, Width
 
 System = Literal["adatape", "transformer", "ut", "singles", "random", "order"]
 UT_STEPS, ACT_WEIGHT = 12, 0.01

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from adatape.config import (
-    Augment,
-    CountOrZero,
-    Engine,
-    Experiment,
-    ImageModel,
-    Images,
-    NotNegative,
-    Optimizer,
-    Pixels,
-    Quantity,
-    Seed,
-    Source,
-)
+from adatape.config import Engine, Experiment, ImageModel, Optimizer
+from adatape.data_config import Augment, Images, Source
+from adatape.limits import CountOrZero, NotNegative, Pixels, Quantity, Seed
 from adatape.recipes.systems import Size, System, image_model, ponder_weight
 
 GENTLE = Augment(crop="inception", area=(0.3, 1.0), flip=True, randaug=2, magnitude=5.0, mixup=0.2, smoothing=0.1)
@@ -57,9 +46,9 @@ def finetune(
     path: str,
     source: Source = "folder",
     backbone: str = "vit_base_patch16_224.augreg_in21k_ft_in1k",
-    weights: str = "hub",
-    bank: Literal["input", "learn"] = "input",
-    bank_patch: Pixels = 8,
+    pretrained: str = "hub",
+    bank: Literal["input", "learn", "none"] = "input",
+    bank_patch: Pixels | None = None,
     trains: Literal["all", "tape"] = "all",
     pixels: Pixels = 224,
     steps: CountOrZero = 5000,
@@ -68,18 +57,28 @@ def finetune(
     weight_decay: NotNegative = 0.05,
     seed: Seed = 0,
 ) -> Experiment:
-    """Fine-tunes a pretrained ViT with a tape on your own images; `--trains tape` freezes the ViT.
+    """Fine-tunes a pretrained ViT on your own images, with a tape, or with `--bank none` without one.
 
     adatape train finetune --path my/photos --backbone vit_small_patch16_224.augreg_in21k
+    adatape train finetune --path my/photos --backbone vit_tiny_patch16_224 --pretrained vit.safetensors --bank none
+    `--pretrained` is a safetensors file of the backbone, or `hub`. `--trains tape` freezes the ViT but for its head.
     """
-    tape: dict[str, Any] = {"bank": bank, "patch": bank_patch}
     return Experiment(
         recipe="finetune",
         data=Images(source, path, pixels, GENTLE, exif_orientation=True),
-        model=ImageModel(backbone, {}, pretrained=weights, wrap=tape, trains=trains),
+        model=ImageModel(backbone, {}, pretrained, wrap=_tape(bank, bank_patch), trains=trains, scaling="backbone"),
         optimizer=Optimizer(lr, steps // 10, steps, batch, weight_decay, schedule="cosine"),
         ponder_weight=0.01 if bank == "input" else 0.0,
         seed=seed,
         evaluate_every=max(1, steps // 20),
         engine=Engine(precision="bf16", checkpoint_every=max(1, steps // 20)),
     )
+
+
+def _tape(bank: Literal["input", "learn", "none"], bank_patch: int | None) -> dict[str, Any] | None:
+    """Keywords of `adatape.wrap`, which chooses the bank's patch where none is given; None without a tape."""
+    if bank == "input":
+        return {"bank": bank} if bank_patch is None else {"bank": bank, "patch": bank_patch}
+    if bank_patch is not None:
+        raise ValueError(f"bank_patch is {bank_patch}; bank {bank!r} has no patches, so leave it out")
+    return {"bank": bank} if bank == "learn" else None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 CAPTIONS = {
-    "training": "Loss, accuracy and tape length by training step; the band is one standard deviation over samples.",
+    "training": "Loss, accuracy or mean AP, tape length by step; the band is one standard deviation over samples.",
     "parity": "Accuracy, tape lengths, and one sequence with the pairs that were read.",
-    "quality": "Accuracy of the one model against what it costs at several budgets.",
-    "budgets": "Budgets: accuracy against work and time, tape lengths, easy and hard samples.",
+    "quality": "Accuracy or mean AP of the one model against what it costs at several budgets.",
+    "budgets": "Budgets: accuracy or mean AP against work and time, tape lengths, easy and hard samples.",
     "heatmap": "How often each patch of the image is read, in all and by step.",
     "long_tail": "How often each bank token is read, most read first; both axes are logarithmic.",
     "lengths": "Tape lengths of all samples, and of right and wrong answers.",

@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from adatape.banks import InputBank, LearnedBank
-from adatape.config import Experiment, ImageModel
+from adatape.config import Budget, Experiment, ImageModel
 from adatape.data.parity import Sequences, held_out_set
 from adatape.data.sets import LabelledSet, open_set
 from adatape.evaluate.accuracy import Score
@@ -23,7 +23,7 @@ from adatape.evaluate.result import Result
 from adatape.models.base import Adaptive
 from adatape.report.gallery import COLUMNS, ROWS, Grid, draw_gallery, easiest_first, varied
 from adatape.report.pictures.budgets import draw_budgets
-from adatape.report.pictures.parity import LONGEST, Points, draw_curves, draw_lengths, draw_reading
+from adatape.report.pictures.parity import LONGEST, Points, draw_curves, draw_lengths, draw_reading, one_length
 from adatape.report.pictures.reading import draw_heatmap, draw_lengths_by_answer, draw_lengths_by_class, draw_long_tail
 from adatape.report.pictures.style import save
 from adatape.report.pictures.training import draw_training, known
@@ -69,13 +69,15 @@ class FiguresResult(Result):
     metrics: Path
     damaged_lines: int
     """of the metrics, left out"""
+    stored: Budget | None = None
+    """stored in the run; pictures show the trained one"""
 
 
 def write_figures(
     folder: Path, device: str = "auto", samples: int = 2000, trust: bool = False, progress: Progress = SILENT
 ) -> FiguresResult:
-    """Draws all that applies to a run into its figures/ folder."""
-    experiment, model = load_run(folder, trust=trust)
+    """Draws all that applies to a run, at its trained budget, into its figures/ folder."""
+    experiment, model = load_run(folder, stored_budget=False, trust=trust)
     place = torch.device(pick_device(device))
     reads = collect(model.to(place), spread_batches(experiment, samples, place))
     metrics = read_metrics(folder / METRICS)
@@ -84,7 +86,8 @@ def write_figures(
     with write_lock(folder):
         paths = [path for draw in with_progress(DRAWN, "figures", len(DRAWN), progress) for path in draw(done)]
     drawn = {path.stem: path for path in paths}
-    return FiguresResult(folder, done.out, drawn, len(reads.label), folder / METRICS, len(metrics.damaged))
+    facts = folder / METRICS, len(metrics.damaged), experiment.model.budget
+    return FiguresResult(folder, done.out, drawn, len(reads.label), *facts)
 
 
 def _those(path: Path | None) -> list[Path]:
@@ -137,7 +140,8 @@ def _lengths(run: Finished) -> list[Path]:
 def _lengths_by_class(run: Finished) -> list[Path]:
     if not run.has_tape or not run.test.of_images:
         return []
-    names, reads = run.test.names, run.reads
+    reads = run.reads
+    names = reads.names(run.test.names)
     return [draw_lengths_by_class(run.out / "lengths_by_class.png", reads.length.numpy(), reads.label.numpy(), names)]
 
 
@@ -146,7 +150,7 @@ def _galleries(run: Finished) -> list[Path]:
         return []
     bank, reads = getattr(run.model, "bank", None), run.reads
     grid = Grid(*bank.h1.grid_size) if isinstance(bank, InputBank) and run.has_tape else None
-    order, names = easiest_first(reads), run.test.names
+    order, names = easiest_first(reads), reads.names(run.test.names)
     mistakes = [place for place in order[::-1] if not reads.right[place]]
     least, most = _extremes(run)
     chosen = {
@@ -225,7 +229,8 @@ def draw_demo(
 def _draw_parity(path: Path, curves: Mapping[Any, Points], lengths: Sequence[int], *with_progress: Any) -> Path:
     figure = Figure(figsize=(11, 7.2), layout="constrained", facecolor="white")
     grid = figure.add_gridspec(2, 3, height_ratios=(1, 1.25))
-    draw_curves(figure.add_subplot(grid[0, :2]), curves)
-    draw_lengths(figure.add_subplot(grid[0, 2]), lengths)
+    if varies := sum(count > 0 for count in lengths) > 1:
+        draw_lengths(figure.add_subplot(grid[0, 2]), lengths)
+    draw_curves(figure.add_subplot(grid[0, : 2 if varies else 3]), curves, "" if varies else one_length(lengths))
     draw_reading(figure.add_subplot(grid[1, :]), *with_progress)
     return save(figure, path, 130)

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from adatape.config import to_dict
 from adatape.evaluate.paper_comparison import shape_of
-from adatape.evaluate.result import Result
+from adatape.evaluate.result import FIGURE_NAMES, Result, main_figure
 from adatape.report.captions import caption, rank
 from adatape.report.runs import (
     Row,
@@ -83,13 +83,14 @@ def _page(groups: Sequence[Sequence[Run]], rows: Sequence[Row], skipped: dict[st
 def _article(run: Run) -> dict[str, Any]:
     env = {name: value for name, value in run.env.items() if name != "command"}
     files = {"environment": env, "config.json": to_dict(run.experiment), "result.json": run.result}
+    main = main_figure(run.result)
     pictures = sorted((run.folder / "figures").glob("*.png"), key=lambda path: rank(path.stem))
     return {
         "folder": run.folder,
         "recipe": run.experiment.recipe,
         "model": shape_of(run.experiment),
         "seed": run.experiment.seed,
-        "accuracy": written({"accuracy": run.result.get("accuracy")}, "accuracy"),
+        "figure": f"{FIGURE_NAMES[main]} {written({main: run.result.get(main)}, main)} %",
         "place": " · ".join(str(env[name]) for name in ("hardware", "device", "date") if env.get(name)),
         "versions": ", ".join(
             f"{each} {env[each]}" for each in ("python", "torch", "timm", "adatape") if env.get(each)

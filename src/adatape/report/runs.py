@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from adatape.config import Experiment, to_dict
 from adatape.evaluate.paper_comparison import paper_accuracy, paper_costs, same_system, shape_of, system_of
+from adatape.evaluate.result import main_figure
 from adatape.report.table import Table
 from adatape.train.folder import RESULT, load_config, load_result
 from adatape.train.trust import check_links
@@ -38,6 +39,7 @@ class Figure(NamedTuple):
 
 COLUMNS = {
     "accuracy": Figure("accuracy %", 100, ".2f"),
+    "mean_ap": Figure("mean AP %", 100, ".2f"),
     "loss": Figure("loss", 1, ".2g"),
     "parameters": Figure("M param.", 1e-6, ".3f"),
     "gflops": Figure("GFLOPs", 1, ".3g"),
@@ -49,10 +51,11 @@ COLUMNS = {
 HEADS = {name: column.head for name, column in COLUMNS.items()}
 ROUNDING = 1e-9  # of the mean: seeds whose figures differ by less have the same
 NOTE = (
-    "Accuracy and loss are on the test set. One multiply-add counts as 1 in GFLOPs: first what the budget allows, then "
-    "mean and 95th percentile over test samples. steps: of training; samples/s: meanwhile, evaluation included. tape: "
-    "tokens read, mean ± standard deviation over test samples. Where runs differ only by seed, the other figures are "
-    "mean ± standard deviation over seeds."
+    "Accuracy and loss are on the test set. Where images have several labels, mean AP is the mean over classes of "
+    "average precision, and accuracy the share of images with all labels right. One multiply-add counts as 1 in "
+    "GFLOPs: first what the budget allows, then mean and 95th percentile over test samples. steps: of training; "
+    "samples/s: meanwhile, evaluation included. tape: tokens read, mean ± standard deviation over test samples. "
+    "Where runs differ only by seed, the other figures are mean ± standard deviation over seeds."
 )
 
 
@@ -68,14 +71,14 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
 
 
 def grouped(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that differ only by seed together; recipes in order, the most accurate first."""
+    """Runs that differ only by seed together; recipes in order, the best first."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         settings = {name: value for name, value in to_dict(run.experiment).items() if name not in SAME}
         settings["model"].pop("budget", None)  # chosen after training; a result is of the trained one
         found.setdefault(json.dumps(settings, sort_keys=True), []).append(run)
     groups = [sorted(group, key=lambda run: run.experiment.seed) for group in found.values()]
-    return sorted(groups, key=lambda group: (group[0].experiment.recipe, -_mean(group, "accuracy")))
+    return sorted(groups, key=lambda group: (group[0].experiment.recipe, -_mean(group, main_figure(group[0].result))))
 
 
 def rows_of(groups: Sequence[Sequence[Run]]) -> list[Row]:
@@ -108,6 +111,7 @@ def names(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def results_table(rows: Sequence[Row], heads: Mapping[str, str] = HEADS, notes: Sequence[str] = (NOTE,)) -> Table:
+    heads = {name: head for name, head in heads.items() if name != "mean_ap" or any(row.get(name) for row in rows)}
     cells = [
         [
             row["recipe"],

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from adatape.evaluate.result import FIGURE_NAMES, main_figure
+from adatape.report.legend import legend
 from adatape.report.table import Table
 
 if TYPE_CHECKING:
+    from adatape.config import Budget
     from adatape.evaluate.catalogue import ModelCost, ModelList
     from adatape.evaluate.recipes import RecipeList
     from adatape.export import ExportResult
@@ -17,15 +20,26 @@ if TYPE_CHECKING:
     from adatape.report.figures import FiguresResult
     from adatape.report.page import ReportResult
     from adatape.serve.server import Started
-    from adatape.train.budgets import StoredBudget
+    from adatape.train.budgets import FoundBudget, RemovedBudget
     from adatape.train.fewshot import FewShotResult
     from adatape.train.launch import Evaluated, Swept, Trained
     from adatape.train.release import Released
 
 
+def _explained(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    title: str = "",
+    notes: Sequence[str] = (),
+    words: Sequence[int] = (0,),
+) -> Table:
+    """A table with a line below it that explains its columns."""
+    return Table(columns, rows, title, [*(legend(columns) if rows else ()), *notes], words)
+
+
 def recipes_table(found: RecipeList) -> Table:
     rows = [(name, text.splitlines()[0], ", ".join(found.options[name])) for name, text in found.texts.items()]
-    return Table(("recipe", "what", "options"), rows, words=(0, 1, 2))
+    return _explained(("recipe", "what", "options"), rows, words=(0, 1, 2))
 
 
 def cost_table(found: ModelCost) -> Table:
@@ -37,7 +51,7 @@ def cost_table(found: ModelCost) -> Table:
         for name, part in parts.items()
     ]
     title = " · ".join(piece for piece in (found.model, settings, read) if piece)
-    return Table(("part", "parameters (M)", "GFLOPs", "share"), rows, title)
+    return _explained(("part", "parameters (M)", "GFLOPs", "share"), rows, title)
 
 
 def models_table(found: ModelList) -> Table:
@@ -54,8 +68,7 @@ def models_table(found: ModelList) -> Table:
         for each in found.models.values()
     ]
     columns = ("model", "options", "adapts", "M", "GFLOPs (bound)", *(["typical"] if typical else []))
-    notes = ["typical: mean over 8 noise images, before training"] if typical else []
-    return Table(columns, rows, notes=notes, words=(0, 1, 2))
+    return _explained(columns, rows, words=(0, 1, 2))
 
 
 def paper_models_table(found: ModelList) -> Table:
@@ -68,69 +81,92 @@ def paper_models_table(found: ModelList) -> Table:
         name = f"{label} *" if each.paper.note else label
         rows.append((name, each.adapts, ours[0], theirs[0], ours[1], theirs[1], gap))
         notes += [f"* {label}: {each.paper.note}"] if each.paper.note else []
-    return Table(("system", "adapts", "M", "paper", "GFLOPs", "paper", "÷ ours"), rows, notes=notes, words=(0, 1))
+    return _explained(("system", "adapts", "M", "paper", "GFLOPs", "paper", "÷ ours"), rows, notes=notes, words=(0, 1))
 
 
 def trained_table(found: Trained) -> Table:
-    result = found.result
+    result, name = found.result, main_figure(found.result)
     row = (
-        f"{result['accuracy']:.2%}",
+        f"{result[name]:.2%}",
         _spread(result["length_mean"], result["length_var"]),
         f"{_millions(result['parameters'])} M",
         f"{result['gflops_mean']:.4f}",
         str(result["steps"]),
         f"{result['seconds']:.0f}",
     )
-    columns = ("test accuracy", "tape length", "parameters", "GFLOPs", "steps", "seconds")
-    return Table(columns, [row], notes=[f"run folder: {found.out}"], words=())
+    columns = (f"test {FIGURE_NAMES[name]}", "tape length", "parameters", "GFLOPs mean", "training steps", "seconds")
+    notes = [*_by_class(result.get("average_precision")), f"run folder: {found.out}"]
+    return _explained(columns, [row], notes=notes, words=())
 
 
 def swept_table(found: Swept) -> Table:
-    figures = ("accuracy", "length_mean", "gflops", "gflops_mean", "steps")
+    figures = ("accuracy", "mean_ap", "length_mean", "gflops", "gflops_mean", "steps")
     chosen = [name for name in found.rows[0] if name not in figures]
+    main = main_figure(found.rows[0])
     rows = [
         (
             *(str(row[name]) for name in chosen),
-            f"{row['accuracy']:.2%}",
+            f"{row[main]:.2%}",
             f"{row['length_mean']:.1f}",
             f"{row['gflops_mean']:.4f}",
             str(row["steps"]),
         )
         for row in found.rows
     ]
-    columns = (*chosen, "test accuracy", "tape length", "GFLOPs", "steps")
-    return Table(columns, rows, notes=[f"sweep folder: {found.out}"], words=range(len(chosen)))
+    columns = (*chosen, f"test {FIGURE_NAMES[main]}", "length", "GFLOPs mean", "training steps")
+    return _explained(columns, rows, notes=[f"sweep folder: {found.out}"], words=range(len(chosen)))
 
 
 def evaluated_table(found: Evaluated) -> Table:
     score = found.score
     gflops = (score.gflops_mean, score.gflops_p50, score.gflops_p95, found.gflops)
+    right = {"accuracy": score.accuracy}
+    if score.mean_ap is not None:
+        right = {"mean AP": score.mean_ap, "all labels right": score.accuracy}
     row = (
-        f"{score.accuracy:.2%}",
+        *(f"{value:.2%}" for value in right.values()),
         f"{score.loss:.4f}",
         f"{score.sequence_mean:.1f}",
         str(score.sequence_max),
         f"{score.length_var:.2f}",
         *(_figure(value, ".4f") for value in gflops),
     )
-    columns = ("accuracy", "loss", "sequence", "longest", "variance", "GFLOPs mean", "p50", "p95", "bound")
-    return Table(columns, [row], words=())
+    columns = (*right, "loss", "sequence", "longest", "variance", "GFLOPs mean", "p50", "p95", "bound")
+    stored = [f"at the budget stored in the run: {_written(found.stored)}"] if found.stored else []
+    return _explained(columns, [row], notes=[*_by_class(score.average_precision), *stored], words=())
+
+
+def _by_class(precision: dict[str, float | None] | None) -> list[str]:
+    """The average precision of each class, and which have none."""
+    known = [f"{name} {value:.2%}" for name, value in (precision or {}).items() if value is not None]
+    without = [name for name, value in (precision or {}).items() if value is None]
+    notes = [f"average precision: {', '.join(known)}"] if known else []
+    return notes + ([f"left out, since no test image has them: {', '.join(without)}"] if without else [])
 
 
 def demo_table(found: DemoResult) -> Table:
-    rows = [
-        (
-            system,
-            f"{result['accuracy']:.2%}",
-            _spread(result["length_mean"], result["length_var"]) if result["length_mean"] else "–",
-            f"{_millions(result['parameters'])} M",
-            f"{result['gflops'] * 1e3:.2f}",
-            f"{result['seconds']:.0f} s",
-        )
-        for system, result in found.results.items()
-    ]
-    columns = ("system", "test accuracy", "tape length", "parameters", "MFLOPs", "training")
-    return Table(columns, rows, "parity", [f"picture: {found.picture}"])
+    columns = ("task", "system", "test accuracy", "tape length", "parameters", "MFLOPs", "training")
+    rows, notes = [], [f"picture: {path}" for path in found.pictures]
+    for name, result in found.results.items():
+        if name != "haystack":
+            rows.append(("parity", name, *_demo_figures(result, result, result["gflops"])))
+            continue
+        for budget in result["budgets"]:
+            read = f"{budget['steps']} window{'s' if budget['steps'] > 1 else ''}"
+            system = f"adatape, floor {budget['floor']}" if budget["floor"] else f"adatape, {read}"
+            rows.append((name, system, *_demo_figures(result, budget, budget["gflops_mean"])))
+        notes.insert(0, f"haystack: tape length at the floor follows the number of digits, ρ {result['rho']:.2f}")
+    return _explained(columns, rows, notes=notes, words=(0, 1))
+
+
+def _demo_figures(result: dict[str, Any], score: dict[str, Any], gflops: float) -> tuple[str, ...]:
+    return (
+        f"{score['accuracy']:.2%}",
+        _spread(score["length_mean"], score["length_var"]) if score["length_mean"] else "–",
+        f"{_millions(result['parameters'])} M",
+        f"{gflops * 1e3:.2f}",
+        f"{result['seconds']:.0f} s",
+    )
 
 
 def fewshot_table(found: FewShotResult) -> Table:
@@ -143,12 +179,12 @@ def fewshot_table(found: FewShotResult) -> Table:
         )
         for row in found.summary
     ]
-    return Table(("shots", "l2", "accuracy", "seeds"), rows, f"{found.run.name} on {found.on}", words=())
+    return _explained(("shots", "l2", "accuracy", "seeds"), rows, f"{found.run.name} on {found.on}", words=())
 
 
 def released_table(found: Released) -> Table:
     load = f'timm.create_model("local-dir:{found.out}", pretrained=True)'
-    return Table((), [], notes=[f"released to {found.out}; load it with {load}"])
+    return Table((), [], notes=[f"released to {found.out}; load it with {load}", f"licence {found.licence}"])
 
 
 def export_table(found: ExportResult) -> Table:
@@ -158,7 +194,7 @@ def export_table(found: ExportResult) -> Table:
     ]
     unchecked = [] if rows else ["without onnxruntime the file was not compared with the model"]
     written = f"exported to {found.out}, {found.bytes / 1e6:.2f} MB in {found.seconds:.1f} s"
-    return Table(("batch", "tape", "largest difference of a logit"), rows, notes=[*unchecked, written], words=())
+    return _explained(("batch", "tape", "largest difference of a logit"), rows, notes=[*unchecked, written], words=())
 
 
 def budgets_table(found: BudgetComparison) -> Table:
@@ -168,26 +204,39 @@ def budgets_table(found: BudgetComparison) -> Table:
     return _budgets(found.rows, marks, notes=[*left_out, f"picture: {found.picture}"])
 
 
-def stored_budget_table(found: StoredBudget) -> Table:
+def found_budget_table(found: FoundBudget) -> Table:
     listed = found.frontier if found.chosen in found.frontier else [*found.frontier, found.chosen]
-    threshold = "" if found.budget.threshold is None else f", threshold {found.budget.threshold:.3g}"
+    name = main_figure(found.reported)
+    kept = f"not stored; with --store, eval, fewshot, serve, export and release of {found.run} use it"
+    if found.config is not None:
+        kept = f"stored in {found.config}; `adatape budget {found.run} --reset` removes it"
     notes = [
-        f"budget: steps {found.budget.steps}{threshold}; accuracy {found.reported['accuracy']:.2%}, "
+        f"budget: {_written(found.budget)}; {FIGURE_NAMES[name]} {found.reported[name]:.2%}, "
         f"{found.reported['gflops_mean']:.4g} GFLOPs, {found.chosen['ms_batch1']:.3f} ms for one image",
         found.chosen_on,
-        f"stored in {found.config}",
+        kept,
     ]
     return _budgets(listed, ["chosen" if row == found.chosen else "" for row in listed], "frontier", notes)
 
 
+def removed_budget_table(found: RemovedBudget) -> Table:
+    gone = f"removed {_written(found.budget)}" if found.budget else "no budget was stored"
+    return Table((), [], notes=[f"{found.run}: {gone}; it is used as trained, with {_written(found.trained)}"])
+
+
+def _written(budget: Budget) -> str:
+    return f"steps {budget.steps}" + ("" if budget.threshold is None else f", threshold {budget.threshold:.3g}")
+
+
 def _budgets(rows: Sequence[dict[str, Any]], marks: Sequence[str], title: str = "", notes: Sequence[str] = ()) -> Table:
     sizes = [int(name.removeprefix("ms_batch")) for name in rows[0] if name.startswith("ms_batch")]
+    main = main_figure(rows[0])
     unit, scale = ("GFLOPs", 1) if max(row["gflops_mean"] for row in rows) >= 0.1 else ("MFLOPs", 1000)
     cells = [
         (
             f"{row['steps']} {mark}",
             "" if row["threshold"] is None else f"{row['threshold']:.3g}",
-            f"{row['accuracy']:.2%}",
+            f"{row[main]:.2%}",
             f"{row['length_mean']:.2f}",
             *(f"{row[name] * scale:.3g}" for name in ("gflops_mean", "gflops_p50", "gflops_p95")),
             *(f"{row[f'ms_batch{size}']:.3f}" for size in sizes),
@@ -195,7 +244,9 @@ def _budgets(rows: Sequence[dict[str, Any]], marks: Sequence[str], title: str = 
         for row, mark in zip(rows, marks, strict=True)
     ]
     times = ["ms alone" if size == 1 else f"ms of {size}" for size in sizes]
-    return Table(("budget", "halts at", "accuracy", "length", unit, "p50", "p95", *times), cells, title, notes)
+    return _explained(
+        ("budget", "halts at", FIGURE_NAMES[main], "length", unit, "p50", "p95", *times), cells, title, notes
+    )
 
 
 def bench_table(found: BenchResult) -> Table:
@@ -222,7 +273,7 @@ def bench_table(found: BenchResult) -> Table:
         *dict.fromkeys(f"{name_of(row)}: {row['error']}" for row in rows if row["error"]),
         *(f"{what}: {path}" for what, path in (("results", found.out), ("picture", found.picture)) if path),
     ]
-    return Table((*columns, *(["memory"] if remembers else [])), cells, _bench_title(found), notes, words=(0, 1))
+    return _explained((*columns, *(["memory"] if remembers else [])), cells, _bench_title(found), notes, words=(0, 1))
 
 
 def _bench_title(found: BenchResult) -> str:
@@ -239,7 +290,9 @@ def figures_table(found: FiguresResult) -> Table:
     rows = [(str(path.relative_to(found.run)), caption(name)) for name, path in found.figures.items()]
     left_out = f"{found.metrics} has damaged lines, left out here: {found.damaged_lines}"
     notes = [left_out] if found.damaged_lines else []
-    return Table(("figure", "what it shows"), rows, str(found.run), notes, words=(0, 1))
+    if found.stored is not None:
+        notes.append(f"drawn at the trained budget; the one stored in the run ({_written(found.stored)}) is left out")
+    return _explained(("figure", "what it shows"), rows, str(found.run), notes, words=(0, 1))
 
 
 def report_table(found: ReportResult) -> Table:
@@ -247,16 +300,23 @@ def report_table(found: ReportResult) -> Table:
 
     skipped = [f"skipped {folder}: {reason}" for folder, reason in found.skipped.items()]
     notes = [*found.missing_weights, *skipped, f"report: {found.out}"]
-    heads = {"accuracy": "accuracy %", "parameters": "M parameters", "gflops_mean": "GFLOPs mean"}
+    heads = {
+        "accuracy": "accuracy %",
+        "mean_ap": "mean AP %",
+        "parameters": "M parameters",
+        "gflops_mean": "GFLOPs mean",
+    }
     return results_table(found.rows, heads, notes)
 
 
 def started_table(found: Started) -> Table:
     steps = ", ".join("–" if each is None else str(each) for each in found.latency)
     times = ", ".join(f"{ms:.1f}" for ms in found.latency.values())
-    columns = ("model", "device", "steps", "ms for one sample")
+    columns = ("model", "device", "budgets", "ms for one sample")
     row = (found.name, found.device, steps, times)
-    return Table(columns, [row], notes=[f"listening on {found.address}  (Ctrl+C stops)"], words=range(4))
+    default = [] if found.default is None else [f"requests that name no budget: {_written(found.default)}"]
+    notes = [*default, f"listening on {found.address}  (Ctrl+C stops)"]
+    return _explained(columns, [row], notes=notes, words=range(4))
 
 
 def _millions(count: float) -> str:

@@ -9,6 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.table import Column
 
 from adatape.evaluate.progress import Progress
 from adatape.report.table import Table, one_line
@@ -19,10 +20,13 @@ WIDTH = 200  # of a table in a file or a pipe, at most
 class TerminalProgress(Progress):
     """Bars and messages; in a file or a pipe messages only, and of several processes the first one's."""
 
-    def __init__(self) -> None:
-        described, note = (TextColumn(each, markup=False) for each in ("{task.description}", "{task.fields[note]}"))
-        columns = (described, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), note)
-        self.bars = Bars(*columns, disable=not (_is_first() and sys.stdout.isatty()))
+    def __init__(self, console: Console | None = None) -> None:
+        described, note = (_text(each) for each in ("{task.description}", "{task.fields[note]}"))
+        # The bar takes what the others leave; without `compact`, hours of time left are wide for nothing.
+        bar, left = BarColumn(bar_width=None, table_column=Column(ratio=1)), TimeRemainingColumn(compact=True)
+        columns = (described, bar, MofNCompleteColumn(), left, note)
+        hidden = not (_is_first() and (console is not None or sys.stdout.isatty()))
+        self.bars = Bars(*columns, console=console, expand=True, disable=hidden)
         self.tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> TerminalProgress:
@@ -40,6 +44,11 @@ class TerminalProgress(Progress):
     def message(self, text: str) -> None:
         if _is_first():
             _print_line(Console() if self.bars.disable else self.bars.console, text)
+
+
+def _text(form: str) -> TextColumn:
+    """Text that is cut, not wrapped, in a narrow terminal: a bar is one line."""
+    return TextColumn(form, markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
 
 
 def print_table(table: Table) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,28 +19,29 @@ from adatape.data.loaders import Labelled
 from adatape.data.sets import open_set
 from adatape.evaluate.budget import (
     COSTS,
+    LENGTHS,
     Point,
     Rows,
     Target,
     apply_budget,
+    budget_at,
     choose,
     collect_rows,
+    floors,
     frontier,
     grid,
     milliseconds_per_image,
     point,
     range_of,
     refusal,
-    scaled_budget,
-    target_of,
     trained_budget,
 )
 from adatape.evaluate.device import pick_device
 from adatape.evaluate.progress import SILENT, Progress, with_progress
-from adatape.evaluate.result import Result
+from adatape.evaluate.result import FIGURE_NAMES, Result, main_figure
 from adatape.models.base import Adaptive
 from adatape.train.evaluate import test_batches
-from adatape.train.folder import load_config, load_run, with_budget, write
+from adatape.train.folder import load_config, load_finished, load_run, with_budget, write
 from adatape.train.lock import write_lock
 
 LARGE_BATCH = 64
@@ -49,7 +51,7 @@ Batches = Callable[[], Iterator[Labelled]]
 
 
 class HeldOut(NamedTuple):
-    """What a budget is chosen on, and what its accuracy is then reported on."""
+    """What a budget is chosen on, and what its figures are then reported on."""
 
     chosen_on: Batches
     reported_on: Batches
@@ -68,8 +70,8 @@ class MeasuredBudgets(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StoredBudget(Result):
-    """The budget that was chosen and stored."""
+class FoundBudget(Result):
+    """The budget that was chosen, and whether it was stored."""
 
     target: Target
     chosen_on: str
@@ -80,12 +82,26 @@ class StoredBudget(Result):
     """figures on those that it was chosen on"""
     frontier: list[dict[str, Any]]
     settings: int
-    config: Path
+    """how many were tried"""
+    run: Path
+    config: Path | None = None
+    """where it was stored; None if it was not"""
 
     def as_dict(self) -> dict[str, Any]:
         values = super().as_dict()
         reported = {name: value for name, value in values.pop("reported").items() if name not in values["budget"]}
-        return {**values, **reported, "accuracy_when_chosen": self.chosen["accuracy"]}
+        name = main_figure(self.chosen)
+        return {**values, **reported, f"{name}_when_chosen": self.chosen[name]}
+
+
+@dataclass(frozen=True)
+class RemovedBudget(Result):
+    """What a run did before its stored budget was removed, and does now."""
+
+    run: Path
+    budget: Budget | None
+    """that was stored; None if there was none"""
+    trained: Budget
 
 
 def measure_budgets(
@@ -94,7 +110,7 @@ def measure_budgets(
     """Accuracy, length, work and time at each number of steps; those that the model cannot have are left out."""
     experiment, model, place = _loaded(folder, device, trust)
     x = _first(test_batches(experiment, None, place), LARGE_BATCH)
-    asked = [scaled_budget(model, steps) for steps in sorted(set(budgets))]
+    asked = [budget_at(model, steps, experiment.model.budget) for steps in sorted(set(budgets))]
     possible, left_out = _possible(model, asked, x)
     with _warned_once(model, possible):
         times = _times(model, possible, x, (1, x.shape[0]))
@@ -106,31 +122,54 @@ def measure_budgets(
     return MeasuredBudgets(experiment, model, place, points, usual, left_out)
 
 
-def store_budget(
-    folder: Path,
-    latency: str | None = None,
-    gflops: float | None = None,
-    accuracy: str | None = None,
-    device: str = "auto",
-    trust: bool = False,
-    progress: Progress = SILENT,
-) -> StoredBudget:
-    """Finds the cheapest budget that meets a target on held-out data, and stores it in the run's config.json."""
-    target, (experiment, model, place) = target_of(latency, gflops, accuracy), _loaded(folder, device, trust)
-    with write_lock(folder):
-        held = _held_out(experiment, place)
-        points = _searched(model, held, progress)
-        chosen = choose(points, target)
-        reported = point(chosen.budget, _seen(model, chosen.budget, held.reported_on()), chosen.milliseconds)
-        config = folder / "config.json"
-        write(config, to_dict(with_budget(load_config(config), chosen.budget)))
+def find_budget(
+    folder: Path, target: Target, device: str = "auto", trust: bool = False, progress: Progress = SILENT
+) -> FoundBudget:
+    """Finds the cheapest budget that meets a target on held-out data; nothing is written."""
+    experiment, model, place = _loaded(folder, device, trust)
+    held = _held_out(experiment, place)
+    points = _searched(model, _settings(model, held, target), held, progress)
+    chosen = choose(points, target)
+    reported = point(chosen.budget, _seen(model, chosen.budget, held.reported_on()), chosen.milliseconds)
     edge = [budget_row(each) for each in frontier(points, COSTS[target.name])]
     rows = budget_row(reported), budget_row(chosen)
-    return StoredBudget(target, held.said, chosen.budget, *rows, edge, len(points), config)
+    return FoundBudget(target, held.said, chosen.budget, *rows, edge, len(points), folder)
 
 
-def _searched(model: Adaptive, held: HeldOut, progress: Progress) -> list[Point]:
-    settings = grid(model)
+def store_budget(
+    folder: Path, target: Target, device: str = "auto", trust: bool = False, progress: Progress = SILENT
+) -> FoundBudget:
+    """Finds a budget and stores it in the run's config.json; nobody else writes there meanwhile."""
+    load_finished(folder, trust)  # refuses what is no run before the lock leaves a file in it
+    with write_lock(folder):
+        found = find_budget(folder, target, device, trust, progress)
+        return dataclasses.replace(found, config=_write_budget(folder, found.budget))
+
+
+def reset_budget(folder: Path, trust: bool = False) -> RemovedBudget:
+    """Removes the stored budget of a run, which then runs as trained."""
+    experiment, model = load_run(folder, stored_budget=False, trust=trust)
+    trained, stored = trained_budget(model), experiment.model.budget
+    if stored is not None:
+        with write_lock(folder):
+            _write_budget(folder, None)
+    return RemovedBudget(folder, stored, trained)
+
+
+def _write_budget(folder: Path, budget: Budget | None) -> Path:
+    config = folder / "config.json"
+    write(config, to_dict(with_budget(load_config(config), budget)))
+    return config
+
+
+def _settings(model: Adaptive, held: HeldOut, target: Target) -> list[Budget]:
+    """All settings of a search; a mean length is what a floor is set by, where the model has one."""
+    length = target.limit if target.name == "length" else None
+    found = floors(model, _limited(held.chosen_on()), LENGTHS if length is None else (length,))
+    return found if found and length is not None else [*grid(model), *found]
+
+
+def _searched(model: Adaptive, settings: Sequence[Budget], held: HeldOut, progress: Progress) -> list[Point]:
     times = _times(model, settings, _first(held.chosen_on(), SINGLES), (1,))
     return [
         point(budget, _seen(model, budget, _limited(held.chosen_on())), took)
@@ -148,10 +187,11 @@ def _loaded(folder: Path, device: str, trust: bool) -> tuple[Experiment, Adaptiv
 def _held_out(experiment: Experiment, place: torch.device) -> HeldOut:
     valid, workers = open_set(experiment.data, "validation"), experiment.engine.workers
     test: Batches = lambda: test_batches(experiment, None, place)  # noqa: E731
+    name = FIGURE_NAMES["mean_ap" if experiment.data.several_labels else "accuracy"]
     if valid.split == "validation":
-        said = "chosen on the validation set, accuracy reported on the test set"
+        said = f"chosen on the validation set, {name} reported on the test set"
         return HeldOut(lambda: valid.evaluation_batches(valid.eval_batch, Shard(), place, workers), test, said)
-    said = "no validation split: chosen on every other test sample, accuracy reported on the others"
+    said = f"no validation split: chosen on every other test sample, {name} reported on the others"
     return HeldOut(lambda: _every_other(test(), 0), lambda: _every_other(test(), 1), said)
 
 
@@ -216,5 +256,6 @@ def _times(model: Adaptive, budgets: Sequence[Budget], x: Tensor, sizes: Sequenc
 
 def budget_row(each: Point) -> dict[str, Any]:
     figures = {name: value for name, value in each._asdict().items() if name not in ("budget", "milliseconds")}
+    figures = {name: value for name, value in figures.items() if value is not None}
     times = {f"ms_batch{size}": value for size, value in each.milliseconds.items()}
     return {**to_dict(each.budget), **figures, **times}

@@ -14,7 +14,7 @@ import torch
 from adatape.config import Experiment
 from adatape.data.batch import Shard
 from adatape.data.loaders import Labelled, fixed_chunks
-from adatape.data.sets import open_set
+from adatape.data.sets import LabelledSet, open_set
 from adatape.evaluate.accuracy import Score, score
 from adatape.models.base import Adaptive
 from adatape.train.parallel import all_gather_rows
@@ -24,22 +24,27 @@ def score_run(
     experiment: Experiment, model: Adaptive, device: torch.device, shard: Shard | None = None, length: int | None = None
 ) -> Score:
     """Evaluates a loaded model on the test set; each process evaluates its part of the batches."""
-    batches = _test_shard(experiment, length, device, shard or Shard())
+    test = _test_set(experiment, length)
+    names = test.names if experiment.data.several_labels else None
+    batches = _shard_of(test, experiment, device, shard or Shard())
     with _plain_float32():
-        return score(model.to(device), batches, costs=True, digest=True, gather=all_gather_rows)
+        return score(model.to(device), batches, costs=True, digest=True, gather=all_gather_rows, names=names)
 
 
 def test_batches(experiment: Experiment, length: int | None, device: torch.device) -> Iterator[Labelled]:
-    return _test_shard(experiment, length, device, Shard())
+    return _shard_of(_test_set(experiment, length), experiment, device, Shard())
 
 
-def _test_shard(experiment: Experiment, length: int | None, device: torch.device, shard: Shard) -> Iterator[Labelled]:
+def _shard_of(test: LabelledSet, experiment: Experiment, device: torch.device, shard: Shard) -> Iterator[Labelled]:
     """A process's share of the batches of a single process, so that they do not depend on the number of processes."""
+    return test.evaluation_batches(test.eval_batch, shard, device, experiment.engine.workers, fixed_chunks)
+
+
+def _test_set(experiment: Experiment, length: int | None) -> LabelledSet:
     data = experiment.data
     if length is not None:
         data = dataclasses.replace(data, length=length)  # type: ignore[arg-type]  # `load_run` refuses length for images
-    test = open_set(data, "test")
-    return test.evaluation_batches(test.eval_batch, shard, device, experiment.engine.workers, fixed_chunks)
+    return open_set(data, "test")
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from adatape.config import Images, Source
 from adatape.data.batch import Shard
 from adatape.data.sets import LabelledSet, open_set
+from adatape.data_config import Images, Source
 from adatape.evaluate.device import pick_device
 from adatape.evaluate.fewshot import FewShot, Spread, features_of, few_shot, summary
 from adatape.evaluate.result import Result
@@ -44,7 +44,9 @@ def fewshot_run(
     trained_on = experiment.data
     if trained_on.image_size is None:
         raise ValueError(f"{folder} is a run on {type(trained_on).__name__}; few-shot needs one on images")
-    data = data_named(on, trained_on.image_size, trained_on.exif_orientation)
+    if trained_on.several_labels:
+        raise ValueError(f"{folder} is a run on images with several labels; few-shot needs one on square ones with one")
+    data = data_named(on, trained_on.image_size[0], trained_on.exif_orientation)
     place = torch.device(pick_device(device))
     model = model.to(place)
     sets = [open_set(data, split) for split in ("train", "test")]

@@ -17,8 +17,9 @@ import timm
 import torch
 
 import adatape
-from adatape.config import Budget, CountOrZero, Experiment, NotNegative, Share, to_dict
+from adatape.config import Budget, Experiment, to_dict
 from adatape.evaluate.budget import apply_budget
+from adatape.limits import CountOrZero, NotNegative, Share
 from adatape.models.base import Adaptive
 from adatape.reader import TapeReader
 from adatape.train.cleanup import absent_folders, removed_on_failure
@@ -44,6 +45,7 @@ RESULT_FIGURES = {
     "steps": CountOrZero,
     "seconds": NotNegative,
 }
+SEVERAL_LABELS_FIGURES = {"mean_ap": Share, "average_precision": dict[str, Share | None]}
 
 
 @contextmanager
@@ -168,8 +170,8 @@ def _at_length(experiment: Experiment, model: Adaptive, length: int) -> None:
     if reader is None or bank is None:
         raise ValueError(f"length is {length}; this run's Transformer has positions for {trained} symbols only")
     threshold = reader.threshold * length / trained if isinstance(reader, TapeReader) and reader.steps else None
-    model.set_budget(reader.steps * length // trained, threshold)
     bank.size = length
+    model.set_budget(reader.steps * length // trained, threshold)
 
 
 def load_config(path: Path, trust: bool = False) -> Experiment:
@@ -183,7 +185,7 @@ def load_result(folder: Path, needed: Iterable[str] = ("accuracy",)) -> dict[str
     found = read_object(folder / RESULT)
     needed = {name: found.get(name) for name in needed}
     known = {name: value for name, value in found.items() if value is not None}
-    check_values(RESULT_FIGURES, {**needed, **known}, f"{folder / RESULT}: ")
+    check_values({**RESULT_FIGURES, **SEVERAL_LABELS_FIGURES}, {**needed, **known}, f"{folder / RESULT}: ")
     return found
 
 

@@ -29,7 +29,7 @@ NAMING = 1
 # Fields or records: current name -> name in the naming.
 RENAMED = {f"model.{place}.{new}": f"model.{place}.{old}" for place in PLACES for old, new in dropped.RENAMED.items()}
 # Fields added after the naming, with the value that their absence means.
-ADDED: dict[str, Any] = {"data.exif_orientation": False}
+ADDED: dict[str, Any] = {"data.exif_orientation": False, "optimizer.new_lr": None, "model.scaling": "half"}
 # Removed fields, with the value that a record without them means.
 REMOVED: dict[str, Any] = {"model.reading.least": 0, "model.reading.uncut": 0, "model.reading.floor": 0.5}
 MAY_CHANGE = ("engine", "model.budget")

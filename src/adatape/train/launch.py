@@ -13,19 +13,20 @@ from typing import Any
 
 import torch
 
-from adatape.config import Experiment
+from adatape.config import Budget, Experiment
 from adatape.evaluate.accuracy import Score
 from adatape.evaluate.cost import cost, total
 from adatape.evaluate.device import pick_device
 from adatape.evaluate.progress import SILENT, Progress
-from adatape.evaluate.result import Result, to_plain
+from adatape.evaluate.result import FIGURE_NAMES, Result, main_figure, to_plain
+from adatape.train.duration import DurationTeller
 from adatape.train.evaluate import score_run
 from adatape.train.folder import load_config, load_run
 from adatape.train.run import OnStatus, TrainStatus, plain, run
 from adatape.train.sweep import combinations, with_settings
 from adatape.train.trust import check_links, untrusted
 
-SWEPT = ("accuracy", "length_mean", "gflops", "gflops_mean", "steps")
+SWEPT = ("accuracy", "mean_ap", "length_mean", "gflops", "gflops_mean", "steps")
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,13 @@ class Evaluated(Result):
     """at the full budget"""
     length: int | None
     """of a sequence; None for images"""
+    stored: Budget | None = None
+    """the budget that is stored in the run, at which it was scored; None: as trained"""
 
     def as_dict(self) -> dict[str, Any]:
-        length = {} if self.length is None else {"length": self.length}
-        return {**length, **plain(self.score), "parameters": self.parameters, "gflops": self.gflops}
+        known = {"length": self.length, "budget": to_plain(self.stored)}
+        known = {name: value for name, value in known.items() if value is not None}
+        return {**known, **plain(self.score), "parameters": self.parameters, "gflops": self.gflops}
 
 
 def train_to_folder(
@@ -77,8 +81,9 @@ def train_to_folder(
     folder = what if isinstance(what, Path) and going_on else out or _own_folder(experiment.recipe)
     if (folder / "config.json").is_file() and not trust:
         check_links(folder)
-    on_status = _report_to(experiment.recipe, progress)
-    result = run(experiment, folder, pick_device(device), on_status, resume=going_on or resume, say=progress.message)
+    device = pick_device(device)
+    on_status = _report_to(experiment, progress, DurationTeller(progress.message) if device == "cpu" else None)
+    result = run(experiment, folder, device, on_status, resume=going_on or resume, say=progress.message)
     return Trained(result, folder)
 
 
@@ -102,20 +107,21 @@ def sweep_to_folder(
     for place, (chosen, each) in enumerate(grid):
         progress.update("sweep", place, len(grid), " ".join(f"{key}={value}" for key, value in chosen.items()))
         result = run(each, out / str(place), device, lambda _: None, say=progress.message)
-        rows.append({**chosen, **{key: result[key] for key in SWEPT}})
+        rows.append({**chosen, **{key: result[key] for key in SWEPT if key in result}})
     progress.update("sweep", len(grid), len(grid))
     (out / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
     return Swept(rows, out)
 
 
 def evaluate_run(folder: Path, length: int | None = None, device: str = "auto", trust: bool = False) -> Evaluated:
-    """A finished run's accuracy, sequence length and cost on the test set, as in the paper's ablation table."""
+    """A finished run's accuracy or mean AP, sequence length and cost on the test set, as in the paper's ablations."""
     with warnings.catch_warnings():  # reading further than trained is what `length` asks for
         warnings.simplefilter("ignore", UserWarning)
         experiment, model = load_run(folder, length, trust=trust)
     score = score_run(experiment, model, torch.device(pick_device(device)), length=length)
     whole = total(cost(model))
-    return Evaluated(score, whole.parameters, whole.macs / 1e9, length or experiment.data.sequence_length)
+    length = length or experiment.data.sequence_length
+    return Evaluated(score, whole.parameters, whole.macs / 1e9, length, experiment.model.budget)
 
 
 def free_folder(recipe: str) -> Path:
@@ -138,9 +144,13 @@ def _experiment(what: Experiment | Path, settings: Sequence[str], trust: bool) -
     return experiment if trust else untrusted(experiment, [field.partition("=")[0].strip() for field in settings])
 
 
-def _report_to(task: str, progress: Progress) -> OnStatus:
+def _report_to(experiment: Experiment, progress: Progress, duration: DurationTeller | None = None) -> OnStatus:
+    right = "all right" if experiment.data.several_labels else "acc"
+
     def on_status(status: TrainStatus) -> None:
-        progress.update(task, status.step, status.steps, _now(status))
+        progress.update(experiment.recipe, status.step, status.steps, _now(status, right))
+        if duration is not None:
+            duration.on_step(status.step, status.steps)
         if status.score is not None:
             epoch = "" if status.epoch is None else f"epoch {status.epoch:6.1f}  "
             where = f"step {status.step:6d}  {epoch}"
@@ -149,12 +159,13 @@ def _report_to(task: str, progress: Progress) -> OnStatus:
     return on_status
 
 
-def _now(status: TrainStatus) -> str:
-    tape = f"  tape {status.length_mean:.1f} ± {status.length_sd:.1f}" if status.length_mean else ""
-    speed = f"{status.samples_per_second:,.0f}/s"
-    return f"{speed}  loss {status.loss:.3f}  accuracy {status.accuracy:.1%}{tape}"
+def _now(status: TrainStatus, right: str) -> str:
+    """Short, so that it fits beside a bar in 80 columns."""
+    tape = f" tape {status.length_mean:.1f}" if status.length_mean else ""
+    return f"loss {status.loss:.3g} {right} {status.accuracy:.1%}{tape} {status.samples_per_second:,.0f}/s"
 
 
 def describe(score: Score) -> str:
     tape = f", tape {score.length_mean:.1f} ± {score.length_var**0.5:.1f}" if score.length_mean else ""
-    return f"accuracy {score.accuracy:.2%}{tape}"
+    name = main_figure(score._asdict())
+    return f"{FIGURE_NAMES[name]} {getattr(score, name):.2%}{tape}"

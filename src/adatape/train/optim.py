@@ -11,17 +11,19 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from adatape.config import Optimizer
+from adatape.models.base import is_added
 
 
-def rate_at(settings: Optimizer, step: int) -> float:
-    """Linear warm-up, then constant, or cosine or linear decay to the floor at the last step."""
+def rate_at(settings: Optimizer, step: int, peak: float | None = None) -> float:
+    """Linear warm-up to `peak`, by default lr, then constant, or cosine or linear decay to the floor at the end."""
+    peak = settings.lr if peak is None else peak
     if step < settings.warmup:
-        return settings.lr * (step + 1) / settings.warmup
+        return peak * (step + 1) / settings.warmup
     if settings.schedule == "constant":
-        return settings.lr
+        return peak
     done = min(1.0, (step - settings.warmup) / max(1, settings.steps - settings.warmup))
     share = 0.5 * (1 + math.cos(math.pi * done)) if settings.schedule == "cosine" else 1 - done
-    return settings.floor + (settings.lr - settings.floor) * share
+    return settings.floor + (peak - settings.floor) * share
 
 
 class Stepper:
@@ -36,9 +38,10 @@ class Stepper:
         device = next(iter(self.named.values())).device
         # A tensor, so that it can change between replays of a captured step.
         self.rate = torch.tensor(settings.lr, device=device)
+        self.new_rate = self.rate if settings.new_lr is None else torch.tensor(settings.new_lr, device=device)
         self.skipped = torch.zeros((), device=device)
         self.adamw = torch.optim.AdamW(
-            _groups(model, settings), lr=self.rate, betas=settings.betas, fused=True, capturable=device.type == "cuda"
+            self._groups(model), lr=self.rate, betas=settings.betas, fused=True, capturable=device.type == "cuda"
         )
         for p in self.named.values():  # created here instead of at the first step, so that a checkpoint can be loaded
             self.adamw.state[p] = {
@@ -50,6 +53,8 @@ class Stepper:
 
     def set_rate(self, step: int) -> None:
         self.rate.fill_(rate_at(self.settings, step))
+        if self.settings.new_lr is not None:
+            self.new_rate.fill_(rate_at(self.settings, step, self.settings.new_lr))
 
     def step(self, loss: Tensor) -> Tensor:
         """Clips, updates and averages; returns the gradient norm. If it or the loss is not finite, nothing changes."""
@@ -70,6 +75,20 @@ class Stepper:
         mine, theirs = list(self.average.values()), [p.detach() for p in self.named.values()]
         torch._foreach_add_(mine, torch._foreach_mul(torch._foreach_sub(theirs, mine), weight))
 
+    def _groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Groups by weight decay, and by rate where added parameters have their own."""
+        groups = _decay_groups(model, self.settings)
+        if self.settings.new_lr is None:
+            return groups
+        added = {id(p) for name, p in self.named.items() if is_added(name)}
+        rates = ((False, self.rate), (True, self.new_rate))
+        parts = [
+            {**group, "lr": rate, "params": [p for p in group["params"] if (id(p) in added) == new]}
+            for group in groups
+            for new, rate in rates
+        ]
+        return [part for part in parts if part["params"]]
+
     def zero_grad(self) -> None:
         self.adamw.zero_grad(set_to_none=True)
 
@@ -79,7 +98,7 @@ class Stepper:
         return {"optimizer": moments, "average": dict(self.average)}
 
 
-def _groups(model: nn.Module, settings: Optimizer) -> list[dict[str, object]]:
+def _decay_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, Any]]:
     if settings.decay == "all":
         trainable = [p for p in model.parameters() if p.requires_grad]
         return [{"params": trainable, "weight_decay": settings.weight_decay}]

@@ -22,6 +22,7 @@ from adatape.evaluate.result import Result
 from adatape.models.build import image_size_options
 from adatape.train.folder import load_result, load_run
 from adatape.train.identity import Identity, identity
+from adatape.train.licence import UNKNOWN, Licence, licence_of
 from adatape.train.weights import FORMAT, stamp
 from adatape.validation import read_object
 
@@ -46,7 +47,7 @@ tags: [adatape, timm, image-classification]
 # {name}
 
 This is {what}.
-It has {parameters:,} parameters, {classes} classes, and takes images of {size} pixels.
+It has {parameters:,} parameters, {classes} classes{several}, and takes images of {size} pixels.
 
 | figure | value |
 |---|---|
@@ -59,7 +60,7 @@ import adatape.models  # registers the name with timm
 
 model = timm.create_model("local-dir:{folder}", pretrained=True).eval()
 {budget}transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-```
+{answer}```
 Loading reads `{weights}` and `{config}`; neither can execute code.
 
 ## Train it again
@@ -67,7 +68,17 @@ Loading reads `{weights}` and `{config}`; neither can execute code.
 {command}
 ```
 
-Licence: {licence}.
+Licence: {licence_note}
+"""
+
+SEVERAL = ", of which an image may show several or none"
+ANSWER = """answer = int(model(transform(image)[None]).argmax())  # `image` is PIL's, {mode}
+"""
+NAME = """name = model.pretrained_cfg["label_names"][answer]
+"""
+MODES = {1: "in mode L", 3: "in mode RGB"}
+SEVERAL_ANSWERS = """probability = model(transform(image)[None]).sigmoid()[0]  # of each label; `image` is PIL's, {mode}
+there = [name for name, p in zip(model.pretrained_cfg["label_names"], probability) if p > 0.5]
 """
 
 
@@ -75,20 +86,29 @@ Licence: {licence}.
 class Released(Result):
     out: Path
     accuracy: float
+    """with several labels, the share of images with all of them right"""
+    licence: Licence
 
 
-def release_to_folder(folder: Path, to: Path, trust: bool = False) -> Released:
-    """Writes a finished run's weights, config and model card in timm's hub format."""
+def release_to_folder(folder: Path, to: Path, trust: bool = False, licence: str | None = None) -> Released:
+    """Writes a finished run's weights, config and model card in timm's hub format.
+
+    The licence is by default that of the pretrained weights that the run began with.
+    """
     experiment, model = load_run(folder, trust=trust)
     data, settings = experiment.data, experiment.model
     if not isinstance(settings, ImageModel):
         raise ValueError(f"{folder} is a run on {type(data).__name__}; timm's format is for models of images")
     test = open_set(data, "test")
-    channels, size, _ = test.shape
-    sized, whole = image_size_options(settings.wrap, size)
+    channels, height, width = test.shape
+    sized, whole = image_size_options(settings.wrap, (height, width))
+    crop: dict[str, Any] = {"crop_pct": 1.0, "crop_mode": "border"}  # the whole image, resized and padded
+    if not data.several_labels:
+        crop = {"crop_pct": _shown_share(test, height)}
     shape = {"in_chans": channels, "num_classes": test.classes, **sized}
     result, env = load_result(folder), read_object(folder / "env.json") if (folder / "env.json").is_file() else {}
     command = str(env.get("command", "the command is not known"))
+    known = licence_of(settings, licence)
     wrapped = {} if settings.wrap is None else {"backbone": settings.name, **settings.wrap, **whole}
     release(
         model,
@@ -98,14 +118,14 @@ def release_to_folder(folder: Path, to: Path, trust: bool = False) -> Released:
         result=result,
         command=command,
         classes=test.names,
-        input_size=(channels, size, size),
-        mean=(0.5,) * channels,
-        std=(0.5,) * channels,
-        crop_pct=_shown_share(test, size),
+        input_size=(channels, height, width),
+        several_labels=data.several_labels,
+        **crop,
         budget=settings.budget,
         experiment=identity(experiment),
+        licence=known,
     )
-    return Released(to, result["accuracy"])
+    return Released(to, result["accuracy"], known)
 
 
 def _shown_share(images: LabelledSet, size: int) -> float:
@@ -128,42 +148,53 @@ def release(
     command: str,
     classes: list[str] | None = None,
     input_size: tuple[int, int, int] | None = None,
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5),
-    std: tuple[float, ...] = (0.5, 0.5, 0.5),
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
     interpolation: str = "bilinear",
     crop_pct: float | None = None,
+    crop_mode: str | None = None,
+    several_labels: bool = False,
     budget: Budget | None = None,
     experiment: Identity | None = None,
-    licence: str = "apache-2.0",
+    licence: Licence = Licence(UNKNOWN, "nobody has named one"),  # noqa: B008  a tuple
 ) -> Path:
     """Writes a folder from which `timm.create_model("local-dir:…", pretrained=True)` builds the same model.
 
-    `crop_pct` is timm's; None keeps that of `name`. The card's code sets the `budget`. The weights store only the hash
-    of the `experiment`, whose fields may contain paths of this machine.
+    `crop_pct` and `crop_mode` are timm's; None keeps that of `name`. The card's code sets the `budget`. The weights
+    store only the hash of the `experiment`, whose fields may contain paths of this machine.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists and is not empty; choose another or remove it")
-    weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    # timm's users scale by mean and std, so the module that does it here is left out.
+    saved = {key: value for key, value in model.state_dict().items() if not key.startswith("rescale.")}
+    weights = {key: value.detach().cpu().contiguous() for key, value in saved.items()}
     skeleton = _rebuilt(name, options, weights)
     if classes is not None and len(classes) != skeleton.num_classes:
         raise ValueError(f"classes has {len(classes)} names; the model has {skeleton.num_classes} classes")
     size = input_size or _input_size(skeleton, options)
+    rescale = getattr(model, "rescale", None)
+    half = (0.5,) * size[0]
+    own_mean, own_std = (half, half) if rescale is None else rescale.statistics()
     seen: dict[str, Any] = {
         "input_size": size,
-        "mean": mean,
-        "std": std,
+        "mean": mean or own_mean,
+        "std": std or own_std,
         "interpolation": interpolation,
-        "license": licence,
+        "license": licence.name,
     }
-    seen |= {} if crop_pct is None else {"crop_pct": crop_pct}
+    seen |= {name: value for name, value in (("crop_pct", crop_pct), ("crop_mode", crop_mode)) if value is not None}
     folder.mkdir(parents=True, exist_ok=True)
     made_by = None if experiment is None else {"naming": experiment.naming, "sha256": experiment.sha256}
     save_file(weights, folder / WEIGHTS, metadata={FORMAT: "pt", **stamp(weights, made_by)})
     labels = {"label_names": classes} if classes else {}
     config = {**labels, "architecture": name, "pretrained_cfg": _pretrained_cfg(skeleton, size, seen)}
-    save_config_for_hf(skeleton, folder / CONFIG, model_config=config, model_args=dict(options))
-    (folder / CARD).write_text(_card(skeleton, name, folder, result, command, size, licence, budget))
+    # transformers passes the number of classes itself, so model_args must not.
+    model_args = {key: value for key, value in options.items() if key != "num_classes"}
+    save_config_for_hf(skeleton, folder / CONFIG, model_config=config, model_args=model_args)
+    words = SEVERAL if several_labels else "", _answer(size[0], several_labels, bool(labels))
+    card = _card(skeleton, name, folder, result, command, size, licence, budget, *words)
+    (folder / CARD).write_text(card)
     return folder
 
 
@@ -201,6 +232,12 @@ def _pretrained_cfg(skeleton: Any, size: tuple[int, ...], seen: dict[str, Any]) 
     return {**kept, **seen, **first, "num_classes": skeleton.num_classes}
 
 
+def _answer(channels: int, several_labels: bool, named: bool) -> str:
+    """The lines of the card's code that classify an image."""
+    code = SEVERAL_ANSWERS if several_labels else ANSWER + (NAME if named else "")
+    return code.format(mode=MODES.get(channels, f"with {channels} channels"))
+
+
 def _card(
     skeleton: Any,
     name: str,
@@ -208,23 +245,36 @@ def _card(
     result: dict[str, Any],
     command: str,
     size: tuple,
-    licence: str,
+    licence: Licence,
     budget: Budget | None,
+    several: str,
+    answer: str,
 ) -> str:
     return TEMPLATE.format(
-        licence=licence,
+        licence=licence.name,
+        licence_note=licence,
         name=name,
         what=FAMILIES.get(name.split("_")[0], "a Vision Transformer"),
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
         classes=skeleton.num_classes,
         size=" × ".join(map(str, size)),
-        figures="\n".join(f"| {_cell(key)} | {_cell(value)} |" for key, value in result.items()),
+        several=several,
+        answer=answer,
+        figures="\n".join(f"| {_cell(key)} | {_cell(value)} |" for key, value in _flat(result).items()),
         folder=folder.name,
         budget="" if budget is None else f"{_set_budget(budget)}  # the figures above are without it\n",
         weights=WEIGHTS,
         config=CONFIG,
         command=command,
     )
+
+
+def _flat(result: dict[str, Any]) -> dict[str, Any]:
+    """Figures that are given by class as one for each."""
+    rows: dict[str, Any] = {}
+    for key, value in result.items():
+        rows |= {f"{key}, {name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
+    return rows
 
 
 def _set_budget(budget: Budget) -> str:

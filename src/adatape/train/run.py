@@ -14,7 +14,9 @@ from adatape.config import Experiment
 from adatape.data.workers import advise_on_worker_death
 from adatape.evaluate.accuracy import Score
 from adatape.evaluate.cost import cost, total
+from adatape.evaluate.result import main_figure
 from adatape.train.checkpoint import has_identity, newest_good, remove_leftovers
+from adatape.train.duration import warn_if_too_large
 from adatape.train.evaluate import score_run
 from adatape.train.folder import (
     CHECKPOINTS,
@@ -84,6 +86,7 @@ def run(
             new = new_folder(out, experiment, device, say, begun=lambda: trainer.step > 0)
             on_rank_zero(lambda: stack.enter_context(new))
         facts = restore(trainer, out, say) if resume else {}
+        warn_if_too_large(trainer, say)
         with advise_on_worker_death(f"`adatape train {out}` resumes from the newest checkpoint"):
             return train_loop(RunLogger(trainer, out, on_status, facts, say), stop)
 
@@ -131,7 +134,7 @@ class RunLogger:
         self.trainer, self.out, self.on_status = trainer, out, on_status
         self.experiment, self.engine = trainer.experiment, trainer.experiment.engine
         self.met, self.best = facts.get("met", 0), facts.get("best", -1.0)
-        self.accuracy: float | None = None  # of the current weights, if evaluated
+        self.accuracy: float | None = None  # of the current weights, if evaluated; mean AP with several labels
         self.pending: list[Stats] = []
         background = trainer.device.type == "cuda" and trainer.shard.world == 1
         self.saver = Saver(out / CHECKPOINTS, self.experiment, background)
@@ -212,9 +215,10 @@ class RunLogger:
         """Evaluates on validation; returns whether it is the best so far."""
         result, status = self.trainer.evaluate(), self.status
         limit = self.experiment.stop_at
-        self.met = self.met + 1 if limit is not None and result.accuracy >= limit else 0
-        improved, self.best = result.accuracy > self.best, max(self.best, result.accuracy)
-        self.accuracy = result.accuracy
+        reached: float = plain(result)[main_figure(plain(result))]
+        self.met = self.met + 1 if limit is not None and reached >= limit else 0
+        improved, self.best = reached > self.best, max(self.best, reached)
+        self.accuracy = reached
         if self.writer is not None:
             self.writer.write("validation", status.step, epoch=status.epoch, **plain(result), seconds=self.seconds)
             self.writer.histogram("validation/lengths", result.lengths, status.step)

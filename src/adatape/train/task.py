@@ -17,11 +17,12 @@ from adatape.data.batch import Batch, Shard
 from adatape.data.imageset import Tally
 from adatape.data.loaders import Labelled
 from adatape.data.sets import LabelledSet, open_set
-from adatape.models.base import Adaptive
+from adatape.models.base import Adaptive, is_added
 from adatape.models.build import image_size_options, wrap
 from adatape.models.checked_build import build_checked
 from adatape.models.options import check_options, check_wrap
 from adatape.models.plain import Plain
+from adatape.models.rescale import rescale_as
 from adatape.models.sequence import build_sequence_model
 from adatape.train.weights import read_weights
 
@@ -35,6 +36,7 @@ class Task(NamedTuple):
     test: Callable[[], Iterator[Labelled]]
     epoch: Callable[[int], float | None]  # epochs completed before a step
     tally: Tally | None = None  # counts of unreadable images
+    names: list[str] | None = None  # of the classes, where samples have several labels
 
 
 def task_of(experiment: Experiment, shard: Shard, device: torch.device) -> Task:
@@ -51,6 +53,7 @@ def task_of(experiment: Experiment, shard: Shard, device: torch.device) -> Task:
         test=lambda: test.evaluation_batches(test.validation_batch, shard, device, workers),
         epoch=loader.epoch,
         tally=loader.tally,
+        names=test.names if data.several_labels else None,
     )
 
 
@@ -63,18 +66,24 @@ def _build(experiment: Experiment, data: LabelledSet, weights: bool) -> Adaptive
     _check_pair(experiment, data)
     if isinstance(experiment.model, SequenceModel):
         return build_sequence_model(experiment.model, *data.shape)
-    channels, size, _ = data.shape
-    return build_image_model(experiment.model, size, channels, data.classes, weights)
+    channels, height, width = data.shape
+    return build_image_model(experiment.model, (height, width), channels, data.classes, weights)
 
 
 def _check_pair(experiment: Experiment, data: LabelledSet) -> None:
     if isinstance(experiment.model, ImageModel) != data.of_images:
         given, model = type(experiment.data).__name__, type(experiment.model).__name__
-        raise ValueError(f"data is {given} and model {model}; Parity goes with SequenceModel, Images with ImageModel")
+        raise ValueError(f"data is {given} and model {model}; Parity goes with SequenceModel, others with ImageModel")
+    wrap, wanted = getattr(experiment.model, "wrap", None) or {}, "several" if experiment.data.several_labels else "one"
+    if wrap.get("bank") == "windows" and wrap.get("labels", "one") != wanted:
+        said = wrap.get("labels", "one")
+        raise ValueError(f"model.wrap.labels is {said!r}; for {type(experiment.data).__name__} it must be {wanted!r}")
 
 
-def build_image_model(model: ImageModel, size: int, channels: int, classes: int, weights: bool = True) -> Adaptive:
-    """A model of timm's registry for these images, pretrained and wrapped according to `model`."""
+def build_image_model(
+    model: ImageModel, size: int | tuple[int, int], channels: int, classes: int, weights: bool = True
+) -> Adaptive:
+    """A model of timm's registry for images of this size, pretrained and wrapped according to `model`."""
     if not timm.is_model(model.name):
         raise ValueError(f"model.name is {model.name!r}; `adatape models` lists ours, timm.list_models() all")
     check_options("model.options", model.options)
@@ -98,27 +107,45 @@ def build_image_model(model: ImageModel, size: int, channels: int, classes: int,
     built = build_checked(named, model.name, model.options, "model.options", **given)
     if not whole:
         _check_fits(built, size)
+    settings: Any = getattr(built, "pretrained_cfg", None) or {}
     if model.wrap is not None:
         built = build_checked(partial(wrap, built, **whole), "adatape.wrap", model.wrap, "model.wrap")
     elif not isinstance(built, Adaptive):
         built = Plain(built)
+    _scale_as(built, model, settings, channels)
     if model.trains == "tape":
         _freeze_backbone(built)
     return built
 
 
-def _check_fits(model: nn.Module, size: int) -> None:
+def _scale_as(built: Adaptive, model: ImageModel, settings: dict[str, Any], channels: int) -> None:
+    """Sets what the model makes of images from -1 to 1, which is what all data gives, and says so to timm's users."""
+    if model.scaling == "backbone":
+        built.rescale = rescale_as(settings, channels)
+    if settings:
+        half = (0.5,) * channels
+        built.pretrained_cfg = {**(getattr(built, "pretrained_cfg", None) or settings), "mean": half, "std": half}
+
+
+def _check_fits(model: nn.Module, size: int | tuple[int, int]) -> None:
     """Refuses a patch size that does not divide the image, where timm silently drops pixels, and no pooling."""
     vit: Any = getattr(model, "vit", model)
     if getattr(vit, "global_pool", None) == "":
         raise ValueError("model.options.global_pool is ''; for classification it must be token, avg, max or avgmax")
     embed = getattr(vit, "patch_embed", None)
-    patch = getattr(embed, "patch_size", (1,))
-    if any(size % side for side in patch) and not getattr(embed, "dynamic_img_pad", False):
-        raise ValueError(f"model.options.patch_size is {patch[0]}; it must divide data.size, {size}")
+    patch = getattr(embed, "patch_size", (1, 1))
+    sides = (size, size) if isinstance(size, int) else size
+    if any(side % part for side, part in zip(sides, patch, strict=True)) and not getattr(
+        embed, "dynamic_img_pad", False
+    ):
+        raise ValueError(f"model.options.patch_size is {patch[0]}; it must divide data.size, {_written(size)}")
+
+
+def _written(size: int | tuple[int, int]) -> str:
+    return str(size) if isinstance(size, int) or size[0] != size[1] else str(size[0])
 
 
 def _freeze_backbone(model: nn.Module) -> None:
     """Freezes all parameters except those that wrapping added, and the head."""
     for name, p in model.named_parameters():
-        p.requires_grad_(not name.startswith("vit.") or name.startswith("vit.head") or "tape_mlp" in name)
+        p.requires_grad_(is_added(name))

@@ -16,7 +16,7 @@ from adatape.config import Experiment
 from adatape.counter_rng import key_of
 from adatape.cuda_graphs import cuda_graphed
 from adatape.data.batch import Batch, Shard
-from adatape.evaluate.accuracy import Score, score
+from adatape.evaluate.accuracy import Score, is_right, score
 from adatape.records import Output
 from adatape.train.checkpoint import load, save
 from adatape.train.optim import Stepper
@@ -32,7 +32,7 @@ class Stats(NamedTuple):
 
     loss: Tensor  # with the length loss
     norm: Tensor  # of the gradient, before clipping
-    accuracy: Tensor  # against the most probable class of a mixed label
+    accuracy: Tensor  # against the most probable class of a mixed label; with several labels, all must be right
     length: Tensor  # mean tape length
     length_sq: Tensor  # mean of its square
     skipped: Tensor  # steps in a row without a finite loss and gradient
@@ -89,7 +89,8 @@ class Trainer:
         """Evaluates the averaged weights if there are any, else the current ones."""
         batches = self.task.test() if on == "test" else self.task.validation()
         with self.averaged(), self._autocast(), torch.compiler.set_stance("force_eager"):  # compiling does not pay here
-            return score(self.model, batches, costs=costs, gather=all_gather_rows, forward=self._scoring())
+            options: dict[str, Any] = {"gather": all_gather_rows, "forward": self._scoring(), "names": self.task.names}
+            return score(self.model, batches, costs=costs, **options)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -134,7 +135,7 @@ class Trainer:
                     output = self.forward(piece.x, output=True, key=piece.key)
                 loss = self.model.loss(output, piece.target, self.experiment.ponder_weight, self.experiment.loss)
                 (loss / parts).backward()
-            rows.append(_row(loss.detach(), output, piece.target))
+            rows.append(_row(loss.detach(), output, piece.target, self.experiment.data.several_labels))
         mean = all_reduce(torch.stack(rows).mean(0)) / self.shard.world
         norm = self.stepper.step(mean[0])
         self.stepper.zero_grad()
@@ -152,9 +153,9 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.experiment.engine.precision == "bf16")
 
 
-def _row(loss: Tensor, output: Output, target: Tensor) -> Tensor:
-    label = target if target.dim() == 1 else target.argmax(-1)
-    right = (output.logits.argmax(-1) == label).float().mean()
+def _row(loss: Tensor, output: Output, target: Tensor, several: bool) -> Tensor:
+    label = target if target.dim() == 1 or several else target.argmax(-1)
+    right = is_right(output.logits, label).float().mean()
     length = torch.zeros_like(output.ponder) if output.tape is None else output.tape.length.float()
     return torch.stack([loss.float(), right, length.mean(), length.square().mean()])
 

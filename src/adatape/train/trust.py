@@ -8,7 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from adatape.config import Experiment, ImageModel, Images, UntrustedImageModel, UntrustedImages
+from adatape.config import Experiment, ImageModel, UntrustedImageModel
+from adatape.data_config import Images, UntrustedImages
 
 
 def untrusted(experiment: Experiment, said: Collection[str] = ()) -> Experiment:

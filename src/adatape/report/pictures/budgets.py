@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from adatape.evaluate.result import FIGURE_NAMES, main_figure
 from adatape.report.pictures.style import GREEN, INK, picture, tidy
 
 COSTS = {
@@ -33,14 +34,14 @@ def draw_budgets(path: Path, rows: list[dict[str, Any]]) -> Path | None:
         every = figure.subplots(1, len(costs), sharey=True, squeeze=False)[0]
         for axes, name in zip(every, costs, strict=True):
             _draw(axes, sorted((row for row in rows if _has(row, name)), key=lambda row: row[name]), name)
-        every[0].set_ylabel("accuracy (%)")
+        every[0].set_ylabel(f"{FIGURE_NAMES[main_figure(rows[0])]} (%)")
         every[0].set_title("One model at several budgets; numbers: tape steps allowed")
     return path
 
 
 def _draw(axes: Axes, rows: list[dict[str, Any]], name: str) -> None:
-    cost, accuracy = [row[name] for row in rows], [100 * row["accuracy"] for row in rows]
-    axes.plot(cost, accuracy, color=GREEN, linewidth=2, marker="o", markersize=6)
+    cost, quality = [row[name] for row in rows], [100 * row[main_figure(row)] for row in rows]
+    axes.plot(cost, quality, color=GREEN, linewidth=2, marker="o", markersize=6)
     for text, x, y in _labels(rows, name):
         axes.annotate(text, (x, y), (0, 8), textcoords="offset points", ha="center", color=INK)
     axes.set_xlabel(COSTS[name])
@@ -61,11 +62,11 @@ def _labels(rows: list[dict[str, Any]], name: str) -> list[tuple[str, float, flo
         (
             ", ".join(str(step) for step in sorted({row["steps"] for row in group if "steps" in row})),
             sum(row[name] for row in group) / len(group),
-            100 * max(row["accuracy"] for row in group),
+            100 * max(row[main_figure(row)] for row in group),
         )
         for group in groups
     ]
 
 
 def _has(row: dict[str, Any], name: str) -> bool:
-    return all(isinstance(row.get(each), int | float) and math.isfinite(row[each]) for each in (name, "accuracy"))
+    return all(isinstance(row.get(each), int | float) and math.isfinite(row[each]) for each in (name, main_figure(row)))

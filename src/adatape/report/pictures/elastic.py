@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +16,11 @@ from torch import Tensor
 
 from adatape.data.loaders import Labelled
 from adatape.evaluate.budget import Point, Rows
+from adatape.evaluate.result import FIGURE_NAMES, main_figure
 from adatape.report.pictures.style import ALERT, BLUE, GREEN, INK, ORANGE, picture, tidy
 
+NEAR = 0.1  # of an axis, within which labels would lie on each other
+SMALL = 0.1  # GFLOPs below which millions say more
 SHOWN = 6  # easy examples, and hard ones
 SYMBOLS = ListedColormap([BLUE, "#B8B8B8", ORANGE])
 
@@ -50,45 +54,81 @@ def _picked(batches: Iterable[Labelled], wanted: set[int]) -> dict[int, Tensor]:
 
 
 def _example(rows: Rows, n: int, x: Tensor) -> Example:
-    label, answer, length = (int(column[n]) for column in (rows.label, rows.answer, rows.length))
-    said = f"{label}" if label == answer else f"{label}, said {answer}"
-    return Example(x, f"{said}\nreads {length}", label == answer)
+    label, answer = (_named(column[n]) for column in (rows.label, rows.answer))
+    said = label if label == answer else f"{label}, said {answer}"
+    return Example(x, f"{said}\nreads {int(rows.length[n])}", label == answer)
+
+
+def _named(answer: Tensor) -> str:
+    """The class, or the numbers of several labels."""
+    if answer.dim() == 0:
+        return str(int(answer))
+    return "+".join(map(str, answer.nonzero().flatten().tolist())) or "none"
 
 
 def draw_elastic(
     path: Path, points: Sequence[Point], usual: Rows, examples: tuple[list[Example], list[Example]], unit: str
 ) -> Path:
-    """Accuracy against work and against time, lengths at the trained budget, and what was easy and hard there."""
+    """Accuracy or mean AP against work and time, lengths at the trained budget, and what was easy and hard there."""
     with picture(path, 9.0) as figure:
         cells = figure.add_gridspec(4, 1, height_ratios=(2.4, 1.6, 1, 1))
         top = cells[0].subgridspec(1, 2)
         left = figure.add_subplot(top[0])
-        _draw_curve(left, points, {"": [each.gflops_mean for each in points]}, "GFLOPs, mean; numbers: budgets")
-        left.set(title="One model at several budgets", ylabel="accuracy (%)")
+        errors = [accuracy_error(each, len(usual.right)) for each in points]
+        work_unit, scale = ("MFLOPs", 1e3) if max(each.gflops_mean for each in points) < SMALL else ("GFLOPs", 1)
+        work = {"": [scale * each.gflops_mean for each in points]}
+        _draw_curve(left, points, work, errors, f"{work_unit}, mean; numbers: budgets")
+        name = FIGURE_NAMES[main_figure(points[0]._asdict())] + (" ± error" if any(errors) else "")
+        left.set(title="One model at several budgets", ylabel=f"{name} (%)")
         times = {
             "alone" if size == 1 else f"{size} at once": [each.milliseconds[size] for each in points]
             for size in points[0].milliseconds
         }
-        _draw_curve(figure.add_subplot(top[1], sharey=left), points, times, "milliseconds per sample, measured")
+        _draw_curve(figure.add_subplot(top[1], sharey=left), points, times, errors, "milliseconds per sample, measured")
         _draw_lengths(figure.add_subplot(cells[1]), usual, unit)
-        for row, (name, each) in enumerate(zip(("easy", "hard"), examples, strict=True), 2):
-            _draw_examples(figure, cells[row].subgridspec(1, SHOWN), name, each)
+        for row, (kind, each) in enumerate(zip(("easy", "hard"), examples, strict=True), 2):
+            _draw_examples(figure, cells[row].subgridspec(1, SHOWN), kind, each)
     return path
 
 
-def _draw_curve(axes: Axes, points: Sequence[Point], lines: dict[str, list[float]], label: str) -> None:
-    accuracy = [100 * each.accuracy for each in points]
+def accuracy_error(point: Point, samples: int) -> float:
+    """Standard error of an accuracy, in points; none is known of a mean AP."""
+    return 0.0 if point.mean_ap is not None else 100 * math.sqrt(point.accuracy * (1 - point.accuracy) / samples)
+
+
+def _draw_curve(
+    axes: Axes, points: Sequence[Point], lines: dict[str, list[float]], errors: Sequence[float], label: str
+) -> None:
+    """A line for each cost with bars of one standard error; budgets that cost about the same share a label."""
+    quality = [100 * each.quality for each in points]
+    place: Callable[[float], float] = math.log if len(lines) > 1 else float
+    every = [place(x) for cost in lines.values() for x in cost]
+    apart = NEAR * (max(every) - min(every))
     for (name, cost), colour in zip(lines.items(), (GREEN, BLUE), strict=False):
-        axes.plot(cost, accuracy, color=colour, linewidth=2, marker="o", label=name)
-        for each, x, y in zip(points, cost, accuracy, strict=True):
-            axes.annotate(str(each.budget.steps), (x, y), (0, 7), textcoords="offset points", ha="center", color=INK)
+        axes.errorbar(cost, quality, errors, color=colour, linewidth=2, elinewidth=1, marker="o", label=name)
+        for group in near([place(x) for x in cost], apart):
+            text = ", ".join(str(points[n].budget.steps) for n in group)
+            high = max(group, key=lambda n: quality[n] + errors[n])
+            spot = (sum(cost[n] for n in group) / len(group), quality[high] + errors[high])
+            axes.annotate(text, spot, (0, 4), textcoords="offset points", ha="center", color=INK)
     if len(lines) > 1:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.legend(frameon=False)
     axes.set_xlabel(label)
-    axes.margins(0.1, 0.15)
+    axes.margins(0.1, 0.2)
     tidy(axes, "both")
+
+
+def near(values: Sequence[float], apart: float) -> list[list[int]]:
+    """Places of values, smallest first, those in one group that lie within `apart` of the next."""
+    groups: list[list[int]] = []
+    for n in sorted(range(len(values)), key=lambda n: values[n]):
+        if groups and values[n] - values[groups[-1][-1]] <= apart:
+            groups[-1].append(n)
+        else:
+            groups.append([n])
+    return groups
 
 
 def _draw_lengths(axes: Axes, rows: Rows, label: str) -> None:

@@ -17,12 +17,13 @@ LONGEST = 48  # symbols that can still be told apart
 Points = Sequence[tuple[int, float]]
 
 
-def draw_curves(axes: Axes, curves: Mapping[Any, Points]) -> None:
+def draw_curves(axes: Axes, curves: Mapping[Any, Points], note: str = "") -> None:
     """Accuracies from 0 to 1 by step, a line for each system."""
     for system, points in curves.items():
         steps, accuracy = [step for step, _ in points], [100 * share for _, share in points]
         axes.plot(steps, accuracy, color=LINES.get(system, INK), linewidth=2, label=system)
-    axes.axhline(50, color=INK, linewidth=0.8, linestyle=":")
+    axes.axhline(50, color=INK, linewidth=0.8, linestyle=":", label="chance")
+    axes.text(0.99, 0.72, note, transform=axes.transAxes, ha="right", color=INK)
     axes.set(
         title="Is the number of ones odd?", xlabel="training step", ylabel="validation accuracy (%)", ylim=(40, 103)
     )
@@ -30,6 +31,12 @@ def draw_curves(axes: Axes, curves: Mapping[Any, Points]) -> None:
     if len(curves) > 1:
         axes.legend(frameon=False, loc="center right")
     tidy(axes)
+
+
+def one_length(lengths: Sequence[int]) -> str:
+    """What a histogram of one bar would show."""
+    found = [(length, count) for length, count in enumerate(lengths) if count]
+    return "".join(f"all {count:,} test sequences read {length} tape tokens" for length, count in found)
 
 
 def draw_lengths(axes: Axes, lengths: Sequence[int]) -> None:

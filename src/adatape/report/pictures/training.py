@@ -1,4 +1,4 @@
-"""How a run went: loss, accuracy and tape length by step."""
+"""How a run went: loss, accuracy (several labels: mean AP) and tape length by step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from adatape.evaluate.result import FIGURE_NAMES
 from adatape.report.pictures.style import FAINT, GREEN, name_line, picture, tidy
 
 Lines = Sequence[dict[str, Any]]
@@ -42,10 +43,11 @@ def _loss(axes: Axes, train: Lines, validation: Lines) -> None:
 
 
 def _accuracy(axes: Axes, train: Lines, validation: Lines) -> None:
-    scored = [line["accuracy"] for line in validation if known(line, "accuracy")]
+    main = "mean_ap" if any(known(line, "mean_ap") for line in validation) else "accuracy"
+    scored = [line[main] for line in validation if known(line, main)]
     last = f"{100 * scored[-1]:.1f} %" if scored else ""
-    _both(axes, train, validation, "accuracy", 100, ("", last))
-    axes.set_ylabel("accuracy (%)")
+    _both(axes, train, validation, main, 100, ("", last))
+    axes.set_ylabel(f"{FIGURE_NAMES[main]} (%)")
 
 
 def _length(axes: Axes, train: Lines, validation: Lines) -> None:

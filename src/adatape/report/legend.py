@@ -1,0 +1,45 @@
+"""What the columns of printed tables mean, where their names do not say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+LEGEND = {
+    "M": "millions of parameters",
+    "M parameters": "millions of parameters",
+    "adapts": "what varies from input to input",
+    "tape length": "tape tokens read, mean ± standard deviation",
+    "length": "mean tape tokens read, or steps taken",
+    "sequence": "mean tokens of input and tape",
+    "longest": "most tokens",
+    "variance": "of tape length",
+    "paper": "the paper's figure for what stands to the left",
+    "÷ ours": "the paper's GFLOPs ÷ ours - 1",
+    "GFLOPs": "billions of multiply-adds for one sample",
+    "GFLOPs mean": "mean billions of multiply-adds for one sample",
+    "GFLOPs (bound)": "billions of multiply-adds for one sample, with the longest tape or all steps",
+    "MFLOPs": "millions of multiply-adds for one sample",
+    "p50": "its median",
+    "p95": "its 95th percentile",
+    "bound": "with the longest tape or all steps",
+    "typical": "mean GFLOPs over 8 noise images, before training",
+    "share": "of all GFLOPs",
+    "halts at": "threshold at which reading stops",
+    "mean AP": "mean over labels of the average precision",
+    "test mean AP": "mean over labels of the average precision",
+    "ms alone": "for one image by itself",
+    "shots": "training images per class",
+    "l2": "strength of the ridge",
+    "seeds": "random choices of those images",
+}
+
+
+def legend(columns: Iterable[str]) -> list[str]:
+    """One line that explains those of the columns that need it; none where no column does."""
+    known = [f"{name}: {LEGEND[name]}" for name in dict.fromkeys(columns) if name in LEGEND]
+    batches = [f"{name}: for one image of a batch of {name[6:]}" for name in columns if _is_batch(name)]
+    return ["; ".join(known + batches)] if known or batches else []
+
+
+def _is_batch(name: str) -> bool:
+    return name.startswith("ms of ") and name[6:].isdigit()
