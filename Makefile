@@ -1,11 +1,11 @@
-# Two commands do all the set-up: `make demo` and `make test`. Both make .venv once and use it again.
+# Two commands do all the set-up: `make demo` and `make test`. All targets make .venv once and use it again.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-LONG := $(addprefix tests/test_,faults.py inputs.py resume.py kernels.py ddp.py checkpoint.py saved.py identity.py lock.py damage.py scripts.py)
-DEMO := tests/test_commands.py::test_the_demo_solves_parity_while_the_transformer_does_not
+LONG := $(addprefix tests/test_,faults.py inputs.py resume.py kernels.py ddp.py checkpoint.py saved.py identity.py lock.py damage.py scripts.py any_vit.py)
+DEMO := $(addprefix tests/test_commands.py::test_the_demo_,solves_parity_while_the_transformer_does_not finds_digits_on_a_large_canvas)
 
-.PHONY: demo test test-long test-faults lint tables clean
+.PHONY: demo test test-long test-faults docs lint tables clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -21,10 +21,16 @@ test-long: $(READY)
 
 test-faults: test-long
 
+# The docs as a site, build/docs/index.html: about a minute, no network. Notebooks are run, and a warning is an error.
+docs: $(READY)
+	rm -rf build/docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -E -d build/doctrees -b html docs build/docs
+
 # The docs' tables and pictures, from the files under results/.
 tables: $(READY)
 	$(BIN)/python research/tables.py --write
 	$(BIN)/python research/pictures.py
+	$(BIN)/python research/concept_pictures.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -41,4 +47,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean:
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis

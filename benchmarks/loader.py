@@ -27,11 +27,11 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from adatape.config import Augment, Images
 from adatape.data.batch import Shard
 from adatape.data.images import open_images
 from adatape.data.loaders import PREFETCHED, DecodingLoader
 from adatape.data.sampler import Order
+from adatape.data_config import Augment, Images
 
 SIZE, AREA, OPERATIONS, MAGNITUDE = 224, (0.05, 1.0), 2, 10
 WIDTH, HEIGHT = 500, 375

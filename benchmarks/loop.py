@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from record import Row, add_rows, parser_of
 
-from adatape.config import Augment, Engine, Experiment, ImageModel, Images, Optimizer
+from adatape.config import Engine, Experiment, ImageModel, Optimizer
+from adatape.data_config import Augment, Images
 from adatape.train.run import RunLogger
 from adatape.train.trainer import Trainer
 

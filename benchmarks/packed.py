@@ -66,13 +66,13 @@ def avit_sides(arguments: argparse.Namespace) -> tuple[Sides, float]:
     tokens = torch.randn(arguments.batch, count, model.embed_dim, device=arguments.device)
     model.embed = lambda _: tokens
     with torch.no_grad(), context(arguments):
-        steps = model(torch.empty(arguments.batch, 3, size, size, device=arguments.device), output=True).steps
+        steps = model(torch.zeros(arguments.batch, 3, size, size, device=arguments.device), output=True).steps
     return sides_of(model, size, tokens), tokens_per_layer(steps.weight).mean().item() / count
 
 
 def sides_of(model: Any, size: int, rows: Tensor) -> Sides:
     """`embed` is replaced by precomputed tokens; images only provide the shape."""
-    images = torch.empty(len(rows), 3, size, size, device=rows.device)
+    images = torch.zeros(len(rows), 3, size, size, device=rows.device)
 
     def run(packed: bool) -> Tensor:
         model.set_packed(packed)

@@ -29,7 +29,7 @@ def microseconds(bank: Bank, width: int, batch: int, device: str) -> float:
     query, images = torch.randn(batch, width, device=device), torch.randn(batch, 3, 224, 224, device=device)
 
     def tokens(query: Tensor, images: Tensor) -> Tensor:
-        return reader(query, bank.open(images)).tokens
+        return reader(query, bank.open(images, query[:, None], query)).tokens
 
     compiled = torch.compile(tokens, dynamic=False) if on_gpu else tokens  # as inside a compiled model
 

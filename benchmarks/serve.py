@@ -32,8 +32,8 @@ import httpx
 import uvicorn
 from record import Row, add_rows, parser_of, settings_of
 
-from adatape.config import Images
 from adatape.data.images import open_images
+from adatape.data_config import Images
 from adatape.train.folder import load_config
 
 SERVER = (

@@ -71,11 +71,11 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--addresses", type=int, default=4, help="of each kind")
     parser.add_argument("--threads", type=int, default=1, help="of the server's model")
     chosen = parser.parse_args(given)
-    forms, found = bodies(PACKAGED, {}), defaultdict(list)
+    forms, found = bodies(PACKAGED["digits"], {}), defaultdict(list)
     cases = {kind: kind for kind in chosen.kinds.split(",")}
     if len(cases) > 1:
         cases[TOGETHER] = chosen.kinds
-    with serving(PACKAGED, chosen.threads) as address:
+    with serving(PACKAGED["digits"], chosen.threads) as address:
         port = int(address.rpartition(":")[2])
 
         def measure(name: str, hostile: str = "") -> dict[str, Any]:

@@ -124,7 +124,8 @@ def budgets(every: Sequence[Cell]) -> str:
     return table(["set", "system", "most tape tokens: accuracy, % (GFLOPs)"], rows) if rows else ""
 
 
-def sections(rows: Sequence[Row]) -> str:
+def tables_of(rows: Sequence[Row]) -> dict[str, str]:
+    """The tables of a study by title, without those that it has no figures for."""
     every = cells(rows)
     parts = {
         "Accuracy and cost": accuracies(every),
@@ -137,4 +138,4 @@ def sections(rows: Sequence[Row]) -> str:
         "Why lengths are what they are": saturations(every),
         "One model, smaller budgets": budgets(every),
     }
-    return "\n\n".join(f"### {name}\n\n{text}" for name, text in parts.items() if text)
+    return {name: text for name, text in parts.items() if text}

@@ -23,9 +23,9 @@ from image_tables import JUDGE
 from rows import add_rows, row_of
 from torch import Tensor, nn
 
-from adatape.config import Images
 from adatape.cuda_graphs import WARM_UP_CALLS, Tensors, cuda_graphed
 from adatape.data.loaders import Labelled
+from adatape.data_config import Images
 from adatape.evaluate.budget import apply_budget, collect_rows, scaled_budget
 from adatape.evaluate.difficulty import spearman
 from adatape.evaluate.reading import Reads, collect

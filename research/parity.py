@@ -103,6 +103,7 @@ def margins(model: AdaTape, trained_at: int, lengths: Sequence[int], count: int 
     """Accuracy and mean logit margins of odd and of even sequences; the budget scales with the length."""
     reading = model.eval().reader.reading
     for length in lengths:
+        model.bank.size = length
         model.set_budget(reading.steps * length // trained_at, reading.threshold * length / trained_at)
         data = held_out_set(length, count)
         logits = model(data.symbols)

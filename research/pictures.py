@@ -9,21 +9,28 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cells import OURS, PLAIN, Cell, by_set, cells, with_budgets
 from margins import best_of
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.lines import Line2D
 from parity_tables import ADATAPE, LENGTHS, Run, runs_in
 from rows import RESULTS, read_rows
 
-from adatape.report.pictures.speed import draw_speed
+from adatape.report.pictures.labels import name_points
+from adatape.report.pictures.speed import METHODS, draw_speed
 from adatape.report.pictures.style import ALERT, BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, picture, tidy
 
 IMAGES = RESULTS.parent / "docs" / "images"
-BESIDE = [(7, 4), (7, -11), (-7, 4), (-7, -11)]
-FARTHER = [(side * right, up) for right in (14, 40) for up in (18, -24, 32, -38, 46, -52) for side in (1, -1)]
+NAMES = {**METHODS, "adatape-input": "input bank", "adatape-learn": "learned bank", "adatape-paper": "coarse input"}
+PUBLISHED = ("adatape-input", "adatape-learn", "adatape-paper")
+KINDS = {
+    "plain ViTs, tuned; the line joins the best": FAINT,
+    "AdaTape as published": GREEN,
+    "changed tapes, since removed": PURPLE,
+    "other systems": ORANGE,
+}
 PARITY = {
     ADATAPE: ("AdaTape", GREEN),
     "transformer": ("Transformer, three rates", PURPLE),
@@ -35,38 +42,48 @@ PARITY = {
 
 
 def draw_costs(path: Path, every: Sequence[Cell]) -> None:
-    """A panel for each set of images.
-
-    Lines join plain ViTs by cost, and the budgets of one model.
-    """
+    """A panel for each set of images, accuracy against cost, with every system named."""
     sets = by_set(every)
-    with picture(path, 0.4 + 5.0 * len(sets)) as figure:
+    with picture(path, 0.9 + 5.4 * len(sets)) as figure:
         panels = figure.subplots(len(sets), 1, squeeze=False)[:, 0]
         named = [(axes, _panel(axes, of_set)) for axes, of_set in zip(panels, sets, strict=True)]
+        figure.legend(handles=_legend(), loc="outside lower left", ncols=2, frameon=False, fontsize=10)
         FigureCanvasAgg(figure).draw()  # positions are known only after drawing
+        figure.set_layout_engine("none")
         for axes, points in named:
-            _name(axes, points)
+            name_points(axes, points)
 
 
-def _panel(axes: Any, every: Sequence[Cell]) -> list[tuple[str, float, float]]:
-    """Draws a panel; returns its points, to be labelled."""
-    points = []
+def _panel(axes: Axes, every: Sequence[Cell]) -> dict[str, tuple[float, float]]:
+    """Draws a panel; returns where each system lies, to be named."""
     for cell in every:
-        x, y = _point(cell)
         spread = [100 * value for value in cell.values("accuracy")]
         bar = statistics.stdev(spread) if len(spread) > 1 else 0.0
-        axes.errorbar(x, y, bar, fmt="o", color=_colour(cell), markersize=6)
-        points.append((cell.name, x, y))
+        axes.errorbar(*_point(cell), bar, fmt="o", color=_colour(cell), markersize=6)
         cheaper = [each for each in with_budgets([cell]) if "haste" not in each.name]
         axes.plot(*zip(*sorted(map(_point, cheaper)), strict=True), color=_colour(cell), lw=1, ls=":", marker=".")
     best = best_of([cell for cell in every if cell.name.startswith(PLAIN)])
     axes.plot(*zip(*map(_point, best), strict=True), color=FAINT, linewidth=1)
-    axes.set_xlabel("GFLOPs per image, measured mean")
-    axes.set_ylabel("accuracy (%)")
-    axes.set_title(every[0].recipe)
-    axes.margins(0.16, 0.14)
+    axes.set(
+        xlabel="GFLOPs per image, measured mean",
+        ylabel="accuracy (%)",
+        title=every[0].recipe.replace("cifar", "CIFAR-"),
+    )
+    axes.margins(0.1, 0.08)
     tidy(axes, "both")
-    return points
+    return {label_of(cell.name): _point(cell) for cell in every}
+
+
+def label_of(name: str) -> str:
+    """`plain-4-depth-3` is depth 3, `adatape-still` is still; `NAMES` has those that need other words."""
+    return NAMES.get(name) or name.removeprefix("plain-4-").removeprefix("adatape-").replace("-", " ")
+
+
+def _legend() -> list[Line2D]:
+    entries = [Line2D([], [], color=colour, marker="o", linestyle="", label=text) for text, colour in KINDS.items()]
+    dotted = Line2D([], [], color=PURPLE, marker=".", linestyle=":", label="the same model with a smaller budget")
+    bar = Line2D([], [], color=INK, marker="|", markersize=12, linestyle="", label="± standard deviation over seeds")
+    return [*entries, dotted, bar]
 
 
 def _point(cell: Cell) -> tuple[float, float]:
@@ -74,33 +91,9 @@ def _point(cell: Cell) -> tuple[float, float]:
 
 
 def _colour(cell: Cell) -> str:
+    if cell.name in PUBLISHED:
+        return GREEN
     return PURPLE if cell.name.startswith(OURS) else FAINT if cell.name.startswith(PLAIN) else ORANGE
-
-
-def _name(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Places each label at the first position that overlaps no other label or point, with a line if it is far away."""
-    dots = [axes.transData.transform((x, y)) for _, x, y in points]
-    taken: list[Any] = []
-    for name, x, y in points:
-        for right, up in BESIDE + FARTHER:
-            side = "left" if right > 0 else "right"
-            text = axes.annotate(name, (x, y), (right, up), textcoords="offset points", ha=side, color=INK, fontsize=8)
-            text.set_in_layout(False)
-            box = text.get_window_extent()
-            room = box.padded(2)
-            free = not any(room.overlaps(other) for other in taken) and not any(room.contains(*dot) for dot in dots)
-            if free or (right, up) == FARTHER[-1]:
-                taken.append(box)
-                if (right, up) in FARTHER:
-                    _lead(axes, (x, y), (box.x0 if right > 0 else box.x1, (box.y0 + box.y1) / 2))
-                break
-            text.remove()
-
-
-def _lead(axes: Any, point: tuple[float, float], name: tuple[float, float]) -> None:
-    """A thin line from a point (data coordinates) to its label (pixel coordinates)."""
-    (x0, y0), (x1, y1) = point, axes.transData.inverted().transform(name)
-    axes.plot([x0, x1], [y0, y1], color=INK, linewidth=0.5, alpha=0.6, zorder=1, scalex=False, scaley=False)
 
 
 def draw_parity(path: Path, runs: Sequence[Run]) -> None:

@@ -144,9 +144,6 @@ class SelectiveAdaTape(AdaTape):
         masks = super().attention_masks(blocks_input, tape)
         return [own] * len(masks) if self.gate is None else [bias + own for bias in masks]
 
-    def _has_key_bias(self) -> bool:
-        return True
-
 
 def build_selective(floor: float = FLOOR, bank: BankName = "input", **options: Any) -> SelectiveAdaTape:
     """A model from scratch with the options of `adatape.models.build.build`; by default without a threshold."""
@@ -160,7 +157,8 @@ def wrap_selective(
     """Wraps an existing ViT with the options of `adatape.wrap`."""
     bank_dropout = options.get("bank_dropout", default_reader_config(bank).bank_dropout)
     made = _selective(wrap(vit, bank, **_settled(options)), floor, bank_dropout)
-    return made.to(next(vit.parameters())).train(vit.training)
+    made.to(next(vit.parameters())).train(vit.training)
+    return made
 
 
 def _settled(options: dict[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def on_gpu(**wanted: Any) -> Row:
 
 
 def against_timm() -> str:
-    head = ["model", "FLOPs ratio", "inference: asked", f"measured {GRAPHED}", "training: asked", "measured"]
+    head = ["model", "FLOPs ratio", "inference: goal", f"measured {GRAPHED}", "training: goal", "measured"]
     found = []
     for name, (model, options, inference, training) in SIZES.items():
         graphs = "large" not in model  # three large models with CUDA graphs do not fit in memory
@@ -136,7 +136,7 @@ def reading_and_packing() -> str:
             f"**{law['A-ViT, eager']:.3f}**: missed (1.054 before packing was changed)",
         ],
     ]
-    return table(["", "asked", "measured"], rows)
+    return table(["", "goal", "measured"], rows)
 
 
 def _memory() -> str:

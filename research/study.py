@@ -101,7 +101,7 @@ ABLATIONS = {
     **{f"adatape-content-{choice}": f"{FINER} model.options.choose={choice}" for choice in ("random", "order")},
     "adatape-content-fixed": f"{FINER} model.options.reader=fixed",
     "adatape-parallel": f"{FINER} model.options.reader=parallel",
-    **{f"adatape-steps-{steps}": f"{FINER} steps={steps} threshold={steps / 5:g} merge=5" for steps in (2, 5, 12)},
+    **{f"adatape-steps-{steps}": f"{FINER} tape_steps={steps} threshold={steps / 5:g} merge=5" for steps in (2, 5, 12)},
     **{f"adatape-merge-{merge}": f"{FINER} merge={merge}" for merge in (1, 2)},
     **{f"adatape-bank-patch-{patch}": f"adatape patch=8 bank_patch={patch}" for patch in (2,)},
     **{f"adatape-ffn-{kind}": f"{FINER} model.options.tape_ffn={kind}" for kind in ("none", "blocks", "append+blocks")},

@@ -4,7 +4,7 @@
     python research/tables.py results/tried/light.jsonl        the tables of one study on images, to read
 
 A table is between the lines `<!-- NAME -->` and `<!-- end of NAME -->` of its page; tests/test_tables.py checks that
-pages and files agree. `pictures.py` draws the figures.
+pages and files agree. Long ones are folded: a browser shows their titles. `pictures.py` draws the figures.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import parity_tables
+import retrieval_tables
 import speed_tables
-from image_tables import sections
+from image_tables import tables_of
 from rows import RESULTS, read_rows
 
 DOCS = RESULTS.parent / "docs"
@@ -32,14 +33,24 @@ class Place(NamedTuple):
 
 
 def study(name: str) -> str:
-    return sections(read_rows(RESULTS / f"{name}.jsonl"))
+    found = tables_of(read_rows(RESULTS / f"{name}.jsonl"))
+    return "\n\n".join(folded(title, text) for title, text in found.items())
+
+
+def folded(title: str, text: str) -> str:
+    """A table that a browser shows when its title is clicked; Markdown needs the empty lines."""
+    return f"<details>\n<summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
+def small_parity() -> str:
+    return folded("Small models on a CPU, by seed", parity_tables.small())
 
 
 PLACES = {
     **{name: Place("results.md", partial(study, name)) for name in STUDIES},
     "parity": Place("results.md", parity_tables.by_length),
     "parity beyond 128": Place("results.md", parity_tables.beyond),
-    "small parity": Place("results.md", parity_tables.small),
+    "small parity": Place("results.md", small_parity),
     "loop and loader": Place("results.md", speed_tables.loop_and_loader),
     "speed": Place("performance.md", speed_tables.against_timm),
     "reading and packing": Place("performance.md", speed_tables.reading_and_packing),
@@ -47,6 +58,7 @@ PLACES = {
     "kernels by part": Place("performance.md", speed_tables.parts),
     "speed on a CPU": Place("performance.md", speed_tables.on_cpu),
     "server": Place("budgets.md", speed_tables.served),
+    "retrieval": Place("banks.md", retrieval_tables.by_size),
     "hostile clients": Place("budgets.md", speed_tables.served_beside_hostile_clients),
 }
 
@@ -75,7 +87,8 @@ def main(given: Sequence[str] | None = None) -> None:
     if not arguments.write and arguments.study is None:
         parser.error("nothing to do; name a study, or --write")
     if arguments.study is not None:
-        print(sections(read_rows(arguments.study)))
+        for title, text in tables_of(read_rows(arguments.study)).items():
+            print(f"### {title}\n\n{text}\n")
     for page in sorted({place.page for place in PLACES.values()}) if arguments.write else ():
         (DOCS / page).write_text(renewed(page))
 

@@ -10,7 +10,11 @@ import torch
 from hypothesis import settings
 from small_runs import Forks, command
 
-sys.path.append(str(Path(__file__).parents[1] / "research"))  # its scripts import one another by name
+from adatape.data.haystack import COUNTS
+from adatape.data.images import haystack_of
+
+for _folder in ("research", "docs"):  # their scripts import one another by name
+    sys.path.append(str(Path(__file__).parents[1] / _folder))
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
@@ -22,6 +26,16 @@ if not torch.cuda.is_available():
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def few_canvases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A haystack of 200 canvases, since making all of them takes seconds."""
+    for part in ("train", "test"):
+        monkeypatch.setitem(COUNTS, part, 200)
+    haystack_of.cache_clear()
+    yield
+    haystack_of.cache_clear()
 
 
 @pytest.fixture

@@ -16,10 +16,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, get_args
 
-from adatape import cli, config
+from adatape import cli, config, data_config
 from adatape.recipes import RECIPES
 
-LITERALS = (config.Update, config.Ponder, config.Choice, config.ReaderName, config.TapeFFN, config.Crop, config.Source)
+LITERALS = (
+    config.Update,
+    config.Ponder,
+    config.Choice,
+    config.ReaderName,
+    config.TapeFFN,
+    data_config.Crop,
+    data_config.Source,
+)
 PATIENCE = 120  # seconds for one case
 ODD_NUMBERS = [-1, 0, 1, 3, -0.5, 0.5, 2.5, 10**15, -(10**15), 1e300, math.nan, math.inf, -math.inf, 10**400]
 ODD_VALUES: list[Any] = [

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -275,3 +276,12 @@ def torchrun(arguments: list[str], restarts: int) -> Iterator[subprocess.Popen[s
     finally:
         process.kill()
         process.wait()
+
+
+def noise_arrays(folder: Path) -> Path:
+    """Twenty training and twenty test images of noise, in four classes."""
+    draw = np.random.default_rng(0)
+    for split in ("train", "test"):
+        np.save(folder / f"{split}_images.npy", draw.integers(0, 256, (20, 64, 64, 3), dtype=np.uint8))
+        np.save(folder / f"{split}_labels.npy", np.arange(20) % 4)
+    return folder

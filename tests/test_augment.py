@@ -9,12 +9,12 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from adatape.config import Augment
 from adatape.counter_rng import keys_of, uniform
 from adatape.data import augment as varying
 from adatape.data import randaug
 from adatape.data.augment import augment_image, augment_images, center_crop, center_crop_image, scale_and_erase
 from adatape.data.mixing import Mixing, draw_mixing, mixed, targets
+from adatape.data_config import Augment
 
 FULL = Augment(crop="inception", flip=True, randaug=2, jitter=1.0, erase=0.5)
 EXACT = ("equalize", "invert", "posterize", "solarize", "solarize_add", "cutout")  # whole numbers all through

@@ -10,6 +10,7 @@ import torch
 from small_runs import tiny
 from torch import Tensor
 
+from adatape.cli import main
 from adatape.config import Budget, Experiment, ReaderConfig, from_dict, to_dict
 from adatape.data.loaders import Labelled
 from adatape.evaluate.budget import (
@@ -27,9 +28,10 @@ from adatape.evaluate.budget import (
 from adatape.packing import truncate_tape
 from adatape.reader import TapeReader
 from adatape.report.budgets import write_budgets
-from adatape.report.tables import budgets_table
-from adatape.train.budgets import _every_other, _held_out, store_budget
-from adatape.train.folder import WEIGHTS, check_same, load_run, prepare, with_budget
+from adatape.report.tables import budgets_table, evaluated_table, found_budget_table
+from adatape.train.budgets import _every_other, _held_out, find_budget, reset_budget, store_budget
+from adatape.train.folder import WEIGHTS, check_same, load_run, prepare, with_budget, write
+from adatape.train.launch import evaluate_run
 from adatape.train.task import build_for
 from adatape.train.trainer import Trainer
 from adatape.train.weights import write_weights
@@ -247,15 +249,50 @@ def test_a_found_budget_is_stored_applied_and_no_other_experiment(tmp_path: Path
     monkeypatch.setattr("adatape.evaluate.budget.MOST", 1)
     run = untrained(tmp_path / "run")
     experiment, whole = load_run(run)
-    least = store_budget(run, gflops=1000.0, device="cpu")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    target = Target("gflops", 1000.0)
+    least = find_budget(run, target, "cpu")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert least.config is None
+    assert "not stored" in found_budget_table(least).notes[-1]
     assert "every other test sample" in least.chosen_on
-    found = least.budget
+    kept = store_budget(run, target, "cpu")
+    assert kept.config == run / "config.json"
+    assert "--reset` removes it" in found_budget_table(kept).notes[-1]
+    found = kept.budget
     stored, model = load_run(run)
     assert stored.model.budget == found
     assert model.reader.steps == found.steps
     assert load_run(run, stored_budget=False)[1].reader.steps == whole.reader.steps
     check_same(run, experiment)
+    assert reset_budget(run).budget == found
+    assert load_run(run)[0].model.budget is None
+    assert reset_budget(run).budget is None
     assert to_dict(from_dict(Experiment, to_dict(stored))) == to_dict(stored)
+
+
+def test_eval_says_which_stored_budget_it_scored_at(tmp_path: Path) -> None:
+    run = untrained(tmp_path / "run")
+    trained = evaluate_run(run, device="cpu")
+    assert "budget" not in trained.as_dict()
+    write(run / "config.json", to_dict(with_budget(load_run(run)[0], Budget(1, 0.25))))
+    found = evaluate_run(run, device="cpu")
+    assert found.as_dict()["budget"] == {"steps": 1, "threshold": 0.25}
+    assert "at the budget stored in the run: steps 1, threshold 0.25" in evaluated_table(found).notes
+    assert found.score.length_mean <= 1
+
+
+@pytest.mark.parametrize("options", [["--store"], ["--gflops", "1"]])
+def test_a_reset_looks_for_no_budget(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["budget", str(tmp_path), "--reset", *options])
+    assert "so give it alone" in capsys.readouterr().err
+
+
+def test_storing_into_what_is_no_run_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+        store_budget(tmp_path / "none", Target("gflops", 1.0), "cpu")
+    assert not list(tmp_path.iterdir())
 
 
 def test_halves_of_a_test_set_share_no_sample() -> None:

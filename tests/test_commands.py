@@ -19,6 +19,7 @@ import pytest
 from small_runs import in_the_long_suite
 
 from adatape import cli
+from adatape.recipes.haystack import haystack
 from adatape.recipes.parity import parity_small
 from adatape.report import demo
 from adatape.train.sweep import combinations, with_settings
@@ -157,7 +158,7 @@ def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 
 @in_the_long_suite
 def test_the_demo_solves_parity_while_the_transformer_does_not(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["demo", "--json"])
+    cli.main(["demo", "--only", "parity", "--json"])
     said = last_json(capsys)
     assert said["adatape"]["accuracy"] >= 0.99
     assert abs(said["transformer"]["accuracy"] - 0.5) < 0.04
@@ -165,18 +166,35 @@ def test_the_demo_solves_parity_while_the_transformer_does_not(here: Path, capsy
     assert json.loads((here / "runs/demo/demo.json").read_text())["adatape"] == said["adatape"]
 
 
-def test_a_demo_leaves_its_picture_its_figures_and_two_runs(
+@in_the_long_suite
+def test_the_demo_finds_digits_on_a_large_canvas(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["demo", "--only", "haystack", "--json"])
+    said = last_json(capsys)["haystack"]
+    every, needed, one = said["budgets"]
+    assert every["accuracy"] >= 0.85
+    assert one["accuracy"] >= 0.80
+    assert said["rho"] >= 0.6
+    assert needed["length_mean"] < 4
+    assert (here / "runs/demo/haystack.png").stat().st_size > 20_000
+
+
+@pytest.mark.usefixtures("few_canvases")
+def test_a_demo_leaves_its_pictures_its_figures_and_its_runs(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "parity_small", functools.partial(parity_small, length=8, steps=2))
+    monkeypatch.setattr(demo, "haystack", functools.partial(haystack, steps=2))
     cli.main(["demo", "--json"])
     said = last_json(capsys)
-    assert (here / "runs/demo/demo.png").stat().st_size > 20_000
+    for picture in ("demo.png", "haystack.png"):
+        assert (here / "runs/demo" / picture).stat().st_size > 20_000
     assert json.loads((here / "runs/demo/demo.json").read_text())["adatape"] == said["adatape"]
-    for system in ("adatape", "transformer"):
-        cli.main(["eval", f"runs/demo/{system}", "--device", "cpu", "--json"])
-        assert last_json(capsys)["accuracy"] == said[system]["accuracy"]
-    cli.main(["demo", "--json"])  # in the place of the first
+    for run in ("adatape", "transformer", "haystack"):
+        cli.main(["eval", f"runs/demo/{run}", "--device", "cpu", "--json"])
+        assert last_json(capsys)["accuracy"] == said[run]["accuracy"]
+    assert [budget["steps"] for budget in said["haystack"]["budgets"]] == [8, 8, 1]
+    cli.main(["demo", "--only", "parity", "--json"])  # in the place of the first
+    assert "haystack" not in last_json(capsys)
 
 
 def readme_blocks(kind: str) -> list[str]:
@@ -192,7 +210,8 @@ def test_the_readmes_python_runs() -> None:
         exec(compile(block, "README.md", "exec"), scope)
 
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LEAST_COMMANDS = {"README.md": 12, "start.md": 12, "training.md": 8, "results.md": 8, "paper.md": 15}
 # Words in capitals stand for what a reader has; the documents say `RUN` where any run would do.
 STANDS_FOR = {"RUN": "runs/a", "NAME": "digits", "RECIPE": "digits", "S": "order", "N": "16", "L": "0.1", "B": "1"}
 STANDS_FOR |= {"M": "inference", "MODEL": "adatape_tiny_patch16_224", "MODELS": "adatape_tiny_patch16_224"}
@@ -241,7 +260,9 @@ def test_the_documents_commands_are_ones_that_the_command_line_takes(
     document: Path, called: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = commands_of(document)
-    assert len(lines) >= {"README.md": 20, "training.md": 8, "results.md": 12}.get(document.name, 0)
+    assert len(lines) >= {"README.md": 12, "start.md": 12, "training.md": 8, "results.md": 8, "paper.md": 15}.get(
+        document.name, 0
+    )
     for line in lines:
         words, count = words_of(line), len(called)
         with contextlib.suppress(SystemExit):  # --help ends so, and a refusal, which says why
@@ -249,6 +270,15 @@ def test_the_documents_commands_are_ones_that_the_command_line_takes(
         said = capsys.readouterr()
         spoken_of = "Missing from" in said.err and not any(word.startswith("-") for word in words)
         assert len(called) > count or said.out or spoken_of, f"{line}: {said.err}"
+
+
+CHEAP = {line for document in DOCUMENTS for line in commands_of(document) if re.match("adatape (cost .|recipes)", line)}
+
+
+@pytest.mark.parametrize("line", sorted({" ".join(["adatape", *words_of(line)]) for line in CHEAP}))
+def test_the_documents_cheap_commands_run(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(words_of(line))
+    assert len(capsys.readouterr().out.splitlines()) > 3
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,20 @@ def test_the_formula_equals_the_counter_to_the_last_multiply(options: dict, tape
     model = timm.create_model("adatape_tiny_patch32_224", depth=4, **options)
     bound, shorter = cost(model), cost(model, tape)
     model.set_budget(steps=tape)
+    model.never_halt()
     assert total(cost(model)) == total(shorter)
     assert total(shorter).macs == counted(model, torch.randn(1, 3, 224, 224))
     assert total(shorter).macs <= total(bound).macs
+
+
+@pytest.mark.parametrize("bank", ["input", "learn"])
+@torch.no_grad()
+def test_a_tape_that_ends_early_costs_a_cpu_what_its_length_costs(bank: str) -> None:
+    model = timm.create_model("adatape_tiny_patch32_224", depth=4, bank=bank, norm_scale=2.0).eval()
+    image = torch.randn(1, 3, 224, 224)
+    output = model(image, output=True)
+    assert 0 < output.tape.length.item() < 10
+    assert counted(model, image) == model.actual_macs(output).item() < total(cost(model)).macs
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -20,7 +20,8 @@ from small_runs import FAMILIES, LONG, SMALL, tiny
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from adatape.config import Augment, Engine, Experiment, Images, Optimizer
+from adatape.config import Engine, Experiment, Optimizer
+from adatape.data_config import Augment, Images
 from adatape.recipes.digits import digits
 from adatape.recipes.systems import System
 from adatape.train.evaluate import score_run
@@ -84,7 +85,7 @@ def changing(engine: Engine = WAYS["copied"]) -> Experiment:
         whole,
         data=Images("digits", size=8, augment=augment),
         model=dataclasses.replace(whole.model, options=options),
-        optimizer=Optimizer(lr=1e-3, warmup=2, steps=3 * TURN + 2, batch=16, weight_decay=0.05, ema=0.9),
+        optimizer=Optimizer(lr=1e-3, warmup=2, steps=3 * TURN + 2, batch=16, weight_decay=0.05, ema=0.9, new_lr=3e-3),
     )
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from PIL import Image
 from scripts import script
 
@@ -197,14 +194,3 @@ def test_the_picture_shows_every_set(tmp_path: Path) -> None:
     one, two = (Image.open(tmp_path / name).size for name in ("one.png", "two.png"))
     assert two[0] == one[0]
     assert two[1] > 1.8 * one[1]
-
-
-def test_names_in_the_picture_cover_no_other() -> None:
-    figure = Figure(figsize=(7, 5))
-    axes = figure.subplots()
-    axes.set(xlim=(0, 2), ylim=(0, 2))
-    FigureCanvasAgg(figure).draw()
-    pictured._name(axes, [(f"model-{n}", 1.0, 1 + n / 100) for n in range(5)])
-    boxes = [text.get_window_extent() for text in axes.texts]
-    assert len(boxes) == 5
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))

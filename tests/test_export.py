@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +17,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from adatape.banks import LearnedBank
-from adatape.config import Experiment, ImageModel, Images, Optimizer, Parity, ReaderConfig, SequenceModel
+from adatape.config import Experiment, ImageModel, Optimizer, ReaderConfig, SequenceModel
+from adatape.data_config import Images, Parity
 from adatape.export import SUFFIX, Exported, arguments, export_model, export_run, open_export, write_export
 from adatape.models import PonderNet
 from adatape.models.adatape import AdaTape
@@ -139,6 +142,19 @@ def test_a_file_tells_what_it_holds(made: Any, name: str, to: str) -> None:
 @pytest.mark.parametrize("to", SUFFIX)
 def test_a_file_names_no_path_of_the_machine_that_wrote_it(made: Any, to: str) -> None:
     assert str(Path(__file__).parents[1]).encode() not in made("input", to).path.read_bytes()
+
+
+def test_the_guides_python_opens_a_file(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the guide has it, but for a model of larger images."""
+    page = (Path(__file__).parents[1] / "docs" / "export.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "runs" / "digits").mkdir(parents=True)
+    shutil.copy(made("input", "onnx").path, tmp_path / "runs" / "digits" / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    exec(compile(code.replace("1, 8, 8", f"1, {SIZE}, {SIZE}"), "export.md", "exec"), scope)
+    assert scope["answer"].logits.shape == (3, 10)
+    assert scope["answer"].length.max() <= 2
 
 
 def test_scores_are_summed_in_float64_in_onnx_too(made: Any) -> None:

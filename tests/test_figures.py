@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 from small_runs import tiny
 
+from adatape.config import Budget, to_dict
 from adatape.data.parity import Sequences, held_out_set
 from adatape.data.sets import evenly_apart
+from adatape.evaluate.budget import Point
 from adatape.evaluate.reading import (
     Reads,
     collect,
@@ -26,7 +29,14 @@ from adatape.evaluate.reading import (
 from adatape.report.figures import budget_rows, write_figures
 from adatape.report.gallery import Grid, _outline, easiest_first, varied
 from adatape.report.pictures.budgets import _labels, draw_budgets
+from adatape.report.pictures.elastic import accuracy_error, near
+from adatape.report.pictures.labels import name_points
+from adatape.report.pictures.parity import one_length
+from adatape.report.pictures.speed import plain_name
+from adatape.report.pictures.style import picture
 from adatape.report.pictures.training import draw_training
+from adatape.report.tables import figures_table
+from adatape.train.folder import load_config, with_budget, write
 from adatape.train.run import run
 from adatape.train.task import build_for
 
@@ -62,6 +72,17 @@ def test_every_kind_of_run_gets_the_pictures_that_apply(family: str, tmp_path: P
         with Image.open(path) as picture:
             assert picture.width >= 900
     assert {path.name for path in (tmp_path / "run" / "figures").iterdir()} == {f"{n}.png" for n in EXPECTED[family]}
+
+
+def test_pictures_show_the_trained_budget_and_say_which_they_leave_out(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(tiny(steps=4, evaluate_every=2), folder, "cpu", lambda _: None)
+    before = write_figures(folder, "cpu", samples=60)
+    assert not figures_table(before).notes
+    write(folder / "config.json", to_dict(with_budget(load_config(folder / "config.json"), Budget(0))))
+    after = write_figures(folder, "cpu", samples=60)
+    assert set(after.figures) == set(before.figures) == EXPECTED["adatape"]
+    assert "(steps 0) is left out" in figures_table(after).notes[-1]
 
 
 def test_a_run_that_has_not_finished_has_no_pictures(tmp_path: Path) -> None:
@@ -175,6 +196,36 @@ def test_budgets_are_drawn_as_a_list_or_as_rows_and_what_is_unknown_is_passed_ov
 def test_budgets_of_the_same_cost_share_a_label() -> None:
     rows = [*ROWS, {"steps": 8, "accuracy": 0.9, "gflops_mean": 4.01}]
     assert [text for text, _, _ in _labels(rows, "gflops_mean")] == ["0", "1", "2", "3, 8"]
+
+
+def test_labels_that_would_lie_on_each_other_are_grouped_and_accuracies_have_errors() -> None:
+    assert near([1.0, 5.0, 1.05, 1.1, 9.0], 0.06) == [[0, 2, 3], [1], [4]]
+    point = Point(Budget(1), 0.9, 1.0, 1.0, 1.0, 1.0, {})
+    assert accuracy_error(point, 100) == pytest.approx(3.0)
+    assert accuracy_error(point._replace(mean_ap=0.9), 100) == 0
+
+
+def test_names_of_points_do_not_cover_each_other(tmp_path: Path) -> None:
+    with picture(tmp_path / "named.png", 4.0) as figure:
+        axes = figure.subplots()
+        points = {f"point {n}": (1 + n / 50, 1 + n % 2 / 50) for n in range(6)} | {"far away": (3.0, 3.0)}
+        axes.plot(*zip(*points.values(), strict=True), "o")
+        FigureCanvasAgg(figure).draw()
+        name_points(axes, points)
+        boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == len(points)
+    assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
+
+
+def test_a_histogram_of_one_bar_is_a_sentence() -> None:
+    assert one_length([0, 0, 0, 1000]) == "all 1,000 test sequences read 3 tape tokens"
+
+
+def test_models_are_named_as_papers_name_them() -> None:
+    assert plain_name("adatape_base_patch16_224", {"bank": "learn"}) == "AdaTape-B/16, learned bank"
+    assert plain_name("adatape_large_patch32_224", {}) == "AdaTape-L/32, input bank"
+    assert plain_name("u2t_base_patch16_224", {}) == "U2T-B/16"
+    assert plain_name("resnet50", {"depth": 2}) == "resnet50 depth=2"
 
 
 def test_a_curve_needs_two_points(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def test_a_field_that_is_renamed_or_added_keeps_every_hash(monkeypatch: pytest.M
     monkeypatch.setattr(identity, "to_dict", later)
     assert identity.identity(tiny("adatape")) != before
     monkeypatch.setattr(identity, "RENAMED", {"training": "optimizer", "training.rate": "optimizer.lr"})
-    monkeypatch.setattr(identity, "ADDED", {"mood": "calm"})
+    added = {name.replace("optimizer", "training"): value for name, value in identity.ADDED.items()}
+    monkeypatch.setattr(identity, "ADDED", {**identity.ADDED, **added, "mood": "calm"})
     assert identity.identity(tiny("adatape")) == before
     identity.check_identity(tmp_path, stored, tiny("adatape"))
     with pytest.raises(ValueError, match=r"optimizer.lr is 0.003 there and 0.5 here"):
@@ -265,9 +266,10 @@ def test_a_release_carries_the_hash_of_its_experiment_and_none_of_its_paths(copi
         read_weights(tmp_path / "to" / "model.safetensors")
 
 
-def test_the_model_that_ships_carries_its_hash(caplog: pytest.LogCaptureFixture) -> None:
-    load_served(None)
+@pytest.mark.parametrize("folder", PACKAGED.values(), ids=list(PACKAGED))
+def test_a_model_that_ships_carries_its_hash(caplog: pytest.LogCaptureFixture, folder: Path) -> None:
+    load_served(folder)
     assert not caplog.messages
-    stamped = weights.read_stamp(PACKAGED / WEIGHTS)
+    stamped = weights.read_stamp(folder / WEIGHTS)
     assert stamped is not None
-    assert stamped["experiment"] == identity.identity(load_config(PACKAGED / "config.json")).to_json()
+    assert stamped["experiment"] == identity.identity(load_config(folder / "config.json")).to_json()

@@ -16,11 +16,11 @@ import pytest
 import torch
 from PIL import Image
 
-from adatape.config import Images
 from adatape.data import images as images_module
 from adatape.data.decode import BrokenImage, decode
 from adatape.data.images import open_images, stratified
 from adatape.data.imageset import Pixels, Tally, read_or_next
+from adatape.data_config import Images
 
 MODES = ("1", "L", "P", "LA", "RGBA", "CMYK", "RGB")
 

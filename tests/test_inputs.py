@@ -19,8 +19,9 @@ from annotated_types import BaseMetadata
 from fuzz_inputs import carried_out, make_case, wrong_with
 from small_runs import LONG, contents, no_watch, tiny
 
-from adatape import config
+from adatape import config, limits
 from adatape.config import Experiment, ImageModel, from_dict, to_dict
+from adatape.data_config import Megapixel, Scenes
 from adatape.serve.server import Server
 from adatape.train.cleanup import absent_folders, removed_on_failure
 from adatape.train.folder import load_config
@@ -30,7 +31,7 @@ from adatape.train.sweep import with_fields
 from adatape.train.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
-RECORDS = config.Record.__subclasses__()
+RECORDS = limits.Record.__subclasses__()
 CASES = 1000 if LONG else 60
 ENDLESS = range(CASES)
 
@@ -131,7 +132,11 @@ def _numbers(hint: Any) -> list[Any]:
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_defaults_are_within_their_limits(record: type) -> None:
-    needed = {"steps": 1} if record is config.Budget else {}
+    needed = {
+        config.Budget: {"steps": 1},
+        Scenes: {"path": "scenes"},
+        Megapixel: {"path": "mnist"},
+    }.get(record, {})
     if record is not Experiment:
         assert from_dict(record, json.loads(json.dumps(to_dict(record(**needed))))) == record(**needed)
 

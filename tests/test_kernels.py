@@ -158,7 +158,7 @@ def both_ways(reader: TapeReader, bank: InputBank | LearnedBank, images: Tensor)
     for use_kernels in (False, True):
         reader.use_kernels = use_kernels
         query = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        tape = reader(query, bank.open(images), torch.arange(6))
+        tape = reader(query, bank.open(images, query[:, None], query), torch.arange(6))
         learnt = [query, *bank.parameters(), *reader.parameters()]
         target = torch.randn(tape.tokens.shape, generator=torch.Generator().manual_seed(2))
         results.append((tape, list(torch.autograd.grad((tape.tokens * target).sum() + tape.ponder.sum(), learnt))))
@@ -198,8 +198,8 @@ def test_without_gradients_finding_gives_the_same_tape(kind: str) -> None:
     reader.eval().use_kernels = True
     query = torch.randn(6, WIDTH)
     with torch.no_grad():
-        without = reader(query, bank.open(images))
-    with_gradients = reader(query, bank.open(images))
+        without = reader(query, bank.open(images, query[:, None], query))
+    with_gradients = reader(query, bank.open(images, query[:, None], query))
     torch.testing.assert_close(without.tokens, with_gradients.tokens)
     torch.testing.assert_close(without.ponder, with_gradients.ponder)
 
@@ -211,7 +211,7 @@ def test_keys_of_an_image_need_no_token_in_full(patch: int) -> None:
         for parameter in (*bank.parameters(), *norm.parameters()):
             parameter.copy_(torch.randn_like(parameter))
     images = torch.randn(2, 3, SIZE, SIZE)
-    tokens, opened = bank(images), bank.open(images)
+    tokens, opened = bank(images), bank.open(images, torch.zeros(2, 1, 32), torch.zeros(2, 32))
     torch.testing.assert_close(opened.keys(norm, 8), normed(tokens, norm)[..., :8], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(opened.keys(None, 8), tokens[..., :8], rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(opened.all(), tokens)
@@ -229,8 +229,12 @@ def test_a_reader_that_finds_compiles_in_full(kind: str) -> None:
     reader, bank, images = reader_and_bank(kind)
     reader.use_kernels = True
     query = torch.randn(6, WIDTH)
-    compiled = torch.compile(lambda q, x: reader(q, bank.open(x)).tokens, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(query, images), reader(query, bank.open(images)).tokens)
+
+    def read(q: Tensor, x: Tensor) -> Tensor:
+        return reader(q, bank.open(x, q[:, None], q)).tokens
+
+    compiled = torch.compile(read, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(query, images), read(query, images))
 
 
 def test_what_is_found_needs_no_gradient() -> None:

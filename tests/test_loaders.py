@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from adatape.config import Augment, Engine, Experiment, ImageModel, Images, Optimizer
+from adatape.config import Engine, Experiment, ImageModel, Optimizer
 from adatape.counter_rng import key_of
 from adatape.data.batch import Batch, Shard
 from adatape.data.images import open_images
@@ -25,6 +25,7 @@ from adatape.data.sampler import Order
 from adatape.data.sets import open_set
 from adatape.data.shard_loader import ShardLoader
 from adatape.data.shards import write_shards
+from adatape.data_config import Augment, Images
 from adatape.train.run import run
 from adatape.train.trainer import Trainer
 

@@ -161,7 +161,11 @@ def test_verbs_that_write_into_a_run_are_refused_and_readers_are_not(
     run(tiny("adatape", steps=1), out, "cpu", no_watch)
     with write_lock(out):
         before = contents(out)
-        for verb in ("budget --gflops 100 --device cpu", "figures --samples 20 --device cpu", "export --to torch"):
+        for verb in (
+            "budget --gflops 100 --device cpu --store",
+            "figures --samples 20 --device cpu",
+            "export --to torch",
+        ):
             name, *options = verb.split()
             with pytest.raises(SystemExit) as stop:
                 cli.main([name, str(out), *options])

@@ -21,7 +21,7 @@ from PIL import EpsImagePlugin, Image, ImageOps
 from small_runs import Forks, children_of, command, logged, newest_step, tiny, wait_until, write_folder
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from adatape.config import Images, from_dict, to_dict
+from adatape.config import from_dict, to_dict
 from adatape.data.batch import Shard
 from adatape.data.class_folders import MOST_LINKS, files_below
 from adatape.data.decode import MOST_BYTES, BrokenImage, decode
@@ -32,6 +32,7 @@ from adatape.data.sets import open_set
 from adatape.data.shards import open_shards
 from adatape.data.streams import ShardStream
 from adatape.data.workers import WorkerDied
+from adatape.data_config import Images
 from adatape.recipes import RECIPES
 from adatape.serve.pictures import open_upload, picture
 from adatape.serve.served import PACKAGED, load_served
@@ -267,7 +268,7 @@ def test_new_runs_turn_images_and_an_old_config_means_that_they_were_not() -> No
         assert not isinstance(data, Images) or data.exif_orientation, name
     old = {key: value for key, value in to_dict(Images()).items() if key != "exif_orientation"}
     assert not from_dict(Images, old).exif_orientation
-    assert not load_config(PACKAGED / "config.json").data.exif_orientation  # type: ignore[union-attr]
+    assert not load_config(PACKAGED["digits"] / "config.json").data.exif_orientation  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +315,7 @@ def test_training_scoring_few_shot_and_uploads_see_the_same_image(sideways: Path
 
 
 def test_a_server_turns_uploads_as_its_run_did() -> None:
-    served = load_served(None)
+    served = load_served(PACKAGED["digits"])
     assert not served.exif_orientation
     data = served.experiment.data
     assert isinstance(data, Images)

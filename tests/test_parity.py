@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from adatape.atr import read_tape
-from adatape.config import Experiment, Optimizer, Parity, from_dict, to_dict
+from adatape.config import Experiment, Optimizer, from_dict, to_dict
 from adatape.data.parity import held_out_set, parity_of, training_batch, validation_set
+from adatape.data_config import Parity
 from adatape.models.sequence import build_sequence_model
 from adatape.recipes import RECIPES, parity, parity_small
 from adatape.train.optim import rate_at

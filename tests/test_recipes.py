@@ -10,31 +10,30 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from small_runs import noise_arrays
 
-from adatape.config import Experiment, ImageModel, Images, from_dict, to_dict
+from adatape.config import Experiment, ImageModel, from_dict, to_dict
+from adatape.data_config import Images
 from adatape.recipes import RECIPES
 from adatape.recipes.digits import digits
 from adatape.recipes.imagenet import deit, imagenet, plainvit, pretrain
 from adatape.recipes.systems import System
 from adatape.train.optim import Stepper, rate_at
 from adatape.train.sweep import experiment_of
+from adatape.train.task import build_for
 from adatape.train.trainer import Trainer
 
-OF_IMAGES = [name for name in RECIPES if not name.startswith("parity")]
+OF_IMAGES = [name for name in RECIPES if not name.startswith("parity") and name not in ("scenes", "megapixel")]
 
 
 def made(name: str, **options: object) -> Experiment:
-    needed = {"path": "somewhere"} if name in ("images", "finetune") else {}
+    needed = {"path": "somewhere"} if name in ("images", "finetune", "scenes", "megapixel") else {}
     return RECIPES[name](**needed, **options)
 
 
 @pytest.fixture(scope="module")
 def arrays(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder, draw = tmp_path_factory.mktemp("arrays"), np.random.default_rng(0)
-    for split in ("train", "test"):
-        np.save(folder / f"{split}_images.npy", draw.integers(0, 256, (20, 64, 64, 3), dtype=np.uint8))
-        np.save(folder / f"{split}_labels.npy", np.arange(20) % 4)
-    return str(folder)
+    return str(noise_arrays(tmp_path_factory.mktemp("arrays")))
 
 
 def shrunk(experiment: Experiment, arrays: str) -> Experiment:
@@ -170,6 +169,22 @@ def test_pretrained_weights_come_from_a_file(arrays: str, tmp_path: Path) -> Non
     wrapped = Trainer(dataclasses.replace(experiment, model=model)).model
     assert torch.equal(wrapped.vit.blocks[0].attn.qkv.weight, vit.blocks[0].attn.qkv.weight)
     assert wrapped.num_classes == 4
+
+
+def test_fine_tuning_leaves_the_bank_patch_to_wrap_and_can_do_without_a_tape(arrays: str) -> None:
+    assert made("finetune").model.wrap == {"bank": "input"}
+    assert made("finetune", bank_patch=4).model.wrap == {"bank": "input", "patch": 4}
+    odd = shrunk(made("finetune"), arrays)
+    options = {**odd.model.options, "patch_size": 10}
+    odd = dataclasses.replace(
+        odd, data=dataclasses.replace(odd.data, size=60), model=dataclasses.replace(odd.model, options=options)
+    )
+    assert build_for(odd).tape_bank().patch == 5
+    plain = shrunk(made("finetune", bank="none"), arrays)
+    assert build_for(plain).tape_bank() is None
+    assert plain.ponder_weight == 0
+    with pytest.raises(ValueError, match="bank_patch is 8; bank 'none' has no patches"):
+        made("finetune", bank="none", bank_patch=8)
 
 
 def test_words_are_keywords_of_the_recipe_or_fields_of_its_experiment() -> None:

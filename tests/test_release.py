@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from test_systems import SMALL, SYSTEMS
+from timm.models import PretrainedCfg
 
 import adatape
+from adatape.config import ImageModel
+from adatape.train.licence import licence_of
 from adatape.train.release import release
 from adatape.train.weights import read_weights
 
@@ -68,16 +72,62 @@ def test_a_release_holds_weights_configuration_and_card(released: Path) -> None:
         "| accuracy | 0.987654 |",
         r"a\|b",
         SAID["command"],
-        "license: apache-2.0",
+        "license: unknown",
+        "Licence: unknown: nobody has named one.",
     ):
         assert part in card
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["registered", "wrapped", "windows"])
+def test_transformers_loads_a_release(kind: str, tmp_path: Path) -> None:
+    from transformers import TimmWrapperForImageClassification
+
+    vit = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 4}
+    tape: dict[str, Any] = {"query_width": 16, "steps": 2, "merge": 2}
+    window = {"bank": "windows", "image": [64, 64], "window": 16, "cell": 8, "steps": 2}
+    name, options = {
+        "registered": ("adatape_tiny_patch16_224", {**vit, "bank_patch": 4, **tape}),
+        "wrapped": ("adatape", {"backbone": "vit_tiny_patch16_224", **vit, "bank": "input", "patch": 4, **tape}),
+        "windows": ("adatape", {"backbone": "vit_tiny_patch16_224", **vit, **window}),
+    }[kind]
+    model, side = trained(name, options), 64 if kind == "windows" else 32
+    folder = release(model, name, options, tmp_path / "out", input_size=(3, side, side), **SAID)
+    again, x = TimmWrapperForImageClassification.from_pretrained(folder).eval(), torch.randn(2, 3, side, side)
+    assert again.config.num_labels == 4
+    assert torch.equal(again(x).logits, model(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "licence", "said"),
+    [
+        (ImageModel("adatape_tiny_patch16_224"), "apache-2.0", "trained from scratch"),
+        (ImageModel("vit_base_patch16_224.mae", pretrained="hub"), "cc-by-nc-4.0", "forbids commercial use"),
+        (ImageModel("vit_base_patch16_224.mae"), "apache-2.0", "trained from scratch"),
+        (ImageModel("vit_tiny_patch16_224.augreg_in21k", pretrained="hub"), "apache-2.0", "that of vit_tiny_patch16"),
+        (ImageModel("vit_pe_core_base_patch16_224.fb", pretrained="hub"), "apache-2.0", "that of vit_pe_core"),
+        (ImageModel("vit_tiny_patch16_224", pretrained="mine.safetensors"), "unknown", "ask those who made them"),
+        (ImageModel("adatape_tiny_patch16_224", pretrained="x.safetensors"), "unknown", "a file of weights"),
+    ],
+)
+def test_the_licence_is_that_of_the_pretrained_weights(model: ImageModel, licence: str, said: str) -> None:
+    found = licence_of(model)
+    assert found.name == licence
+    assert said in str(found)
+    assert licence_of(model, "mit").name == "mit"
+
+
+def test_weights_whose_licence_timm_does_not_name_have_an_unknown_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timm, "get_pretrained_cfg", lambda _: PretrainedCfg())
+    assert licence_of(ImageModel("vit_tiny_patch16_224", pretrained="hub")).name == "unknown"
 
 
 def test_the_card_loads_the_model(released: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(released.parent)
     code = (released / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"image": Image.new("RGB", (32, 32))}
     exec(code, found)
+    assert found["name"] in ("ant", "bee", "cat", "dog")
     assert torch.equal(found["model"].vit.head.weight, read_weights(released / "model.safetensors")["vit.head.weight"])
     assert found["transform"]
 

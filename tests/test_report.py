@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from adatape.config import Experiment
 from adatape.evaluate.paper_comparison import paper_accuracy, paper_costs, same_system, system_of
 from adatape.recipes.imagenet import imagenet
 from adatape.recipes.parity import parity
+from adatape.recipes.transfer import finetune
 from adatape.report.page import write_report
 from adatape.report.runs import names
 from adatape.train.folder import prepare
@@ -160,6 +162,26 @@ def test_the_papers_figures_stand_only_beside_the_same_system() -> None:
 @pytest.mark.parametrize("system", ["adatape", "transformer", "ut", "singles", "random", "order"])
 def test_a_run_of_parity_knows_its_system(system: Any) -> None:
     assert system_of(parity(system=system)) == system
+
+
+def test_a_wrapped_vit_stands_beside_none_of_the_papers_systems() -> None:
+    wrapped = finetune("somewhere", backbone="vit_tiny_patch16_224", pixels=224)
+    assert paper_costs([wrapped]) == []
+    assert same_system(wrapped) is None
+    plain = finetune("somewhere", source="imagenet", backbone="vit_tiny_patch16_224", bank="none")
+    assert same_system(plain).label == "ViT-Ti/16"  # type: ignore[union-attr]
+    assert paper_accuracy(plain) == "", "the paper trains it from scratch"
+    assert {row.label.split("-")[0] for row in paper_costs([wrapped, plain])} == {"ViT"}
+
+
+@pytest.mark.parametrize(
+    "options", [{"steps": 4}, {"reader": "parallel"}, {"bank_patch": 16}, {"layer": 2}, {"embed_dim": 96}]
+)
+def test_a_model_with_another_option_is_another_system(options: dict[str, Any]) -> None:
+    made = imagenet()
+    assert same_system(made).label == "AdaTape-Ti/16"  # type: ignore[union-attr]
+    other = dataclasses.replace(made.model, options={**made.model.options, **options})
+    assert same_system(dataclasses.replace(made, model=other)) is None
 
 
 def test_the_papers_counts_are_of_the_families_among_the_runs() -> None:

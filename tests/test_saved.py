@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ from small_runs import FAMILIES, LONG, tiny, weights_of
 from torch import Tensor, nn
 
 from adatape.cli import main
-from adatape.config import Budget, Experiment, to_dict
+from adatape.config import Budget, Experiment, ImageModel, to_dict
 from adatape.data.batch import Shard
 from adatape.data.images import open_images
 from adatape.data.loaders import fixed_chunks
+from adatape.recipes.haystack import haystack
 from adatape.train import evaluate
 from adatape.train.evaluate import score_run
 from adatape.train.folder import load_config, load_run, prepare, with_budget, write
@@ -116,11 +119,11 @@ def test_processes_share_out_the_batches_of_one(total: int, world: int) -> None:
     assert max(map(len, shared)) - min(map(len, shared)) <= 1
 
 
-def released(run: Path, to: Path) -> dict[str, Any]:
+def released(run: Path, to: Path, image: Image.Image) -> dict[str, Any]:
     """The names that the card's code defines."""
     main(["release", str(run), "--to", str(to)])
     code = (to / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"image": image}
     exec(code, found)
     return found
 
@@ -130,24 +133,48 @@ def by_the_card(found: dict[str, Any], pictures: list[Image.Image]) -> Tensor:
         return found["model"](torch.stack([found["transform"](picture) for picture in pictures]))
 
 
-@pytest.mark.parametrize("budget", [None, Budget(1, 0.25)])
+def retrofitted() -> Experiment:
+    """A wrapped ViT that scales pixels as its weights ask for, on grey images."""
+    vit = {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 4}
+    wrap = {"bank": "input", "patch": 2, "steps": 2, "merge": 2, "query_width": 16}
+    model = ImageModel("vit_tiny_patch16_224", vit, wrap=wrap, scaling="backbone")
+    return dataclasses.replace(tiny("plainvit", steps=STEPS, optimizer__lr=0.01), model=model)
+
+
+RELEASED: dict[str, Callable[[], Experiment]] = {
+    "adatape": lambda: tiny("adatape", steps=STEPS, optimizer__lr=0.01),
+    "wrapped": retrofitted,
+    "windows": lambda: haystack(steps=STEPS, lr=0.01),
+}
+
+
+@pytest.mark.usefixtures("few_canvases")
+@pytest.mark.parametrize(
+    ("kind", "budget"), [("adatape", None), ("adatape", Budget(1, 0.25)), ("wrapped", None), ("windows", Budget(2))]
+)
 def test_the_cards_code_gives_what_eval_gave(
-    budget: Budget | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    budget: Budget | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = tmp_path / "run"
-    trained(tiny("adatape", steps=STEPS, optimizer__lr=0.01), run)
+    trained(RELEASED[kind](), run)
     write(run / "config.json", to_dict(with_budget(load_config(run / "config.json"), budget)))
     main(["eval", str(run), "--device", "cpu", "--json"])
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     monkeypatch.chdir(tmp_path)
-    found = released(run, Path("released"))
-    state = found["model"].state_dict()
-    assert all(torch.equal(state[name], value) for name, value in weights_of(run).items())
     experiment, model = load_run(run)
     test = open_images(experiment.data, "test")  # type: ignore[arg-type]
+    found = released(run, Path("released"), test.read(5))
+    state, saved = found["model"].state_dict(), weights_of(run)
+    assert all(torch.equal(state[name], value) for name, value in saved.items() if not name.startswith("rescale."))
     logits = by_the_card(found, [test.read(i) for i in range(len(test))])
     torch.testing.assert_close(logits, logits_of(model, experiment), rtol=1e-5, atol=1e-5)
     assert float((logits.argmax(1) == torch.from_numpy(test.labels)).double().mean()) == said["accuracy"]
+    assert found["answer"] == int(logits[5].argmax())
+    assert found["name"] == test.names[found["answer"]]
 
 
 def test_the_cards_transform_shows_the_centre_that_was_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +186,7 @@ def test_the_cards_transform_shows_the_centre_that_was_scored(tmp_path: Path, mo
     data = {"data__source": "arrays", "data__path": str(tmp_path), "data__size": 32, "data__augment__crop": "none"}
     trained(tiny("plainvit", steps=STEPS, optimizer__batch=4, **data), tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    found = released(tmp_path / "run", Path("released"))
+    found = released(tmp_path / "run", Path("released"), Image.fromarray(smooth[0]))
     scored = next(iter(evaluate.test_batches(load_config(tmp_path / "run" / "config.json"), None, CPU))).x[0]
     shown = found["transform"](Image.fromarray(smooth[0]))
     torch.testing.assert_close(shown, scored, rtol=0, atol=2.5 / 127.5)

@@ -19,13 +19,20 @@ from adatape.recipes import parity_small
 from adatape.train.task import build_for
 
 STARTED = [path for path in SCRIPTS if "__main__" in path.read_text()]
-MODEL = str(ROOT / "src" / "adatape" / "serve" / "model")
+MODEL = str(ROOT / "src" / "adatape" / "serve" / "models" / "digits")
 SMALL_VIT = '{"patch_size": 16, "embed_dim": 48, "num_heads": 3, "depth": 2}'
 SMALLEST = {
     "packed": "--model vit_tiny_patch16_224 --shares 90 --batch 2 --rounds 1 --seconds 0.01 --warm-up 1 --device cpu",
+    "by_length": "--size tiny --batch 1 2 --steps 4 --lengths 2 --layouts default packed --bank-size 100 --rounds 1 "
+    "--seconds 0.01 --device cpu",
     "loop": "--model plainvit_tiny_patch16_224 --size 32 --batch 8 --images 64 --steps 2 --rounds 1 --no-compile "
     f"--precision fp32 --device cpu --options '{SMALL_VIT}'",
     "reader": "--device cpu --batch 1 --width 96 --sizes 100",
+    "large": "--device cpu --sides 160 --tile 64 --steps 2 --search 4 --rounds 1 --precision fp32 "
+    f"--options '{SMALL_VIT}'",
+    "large_speed": "--device cpu --image 160 192 --patches 2x3 --batches 1 2 --compile no --threads 1 --rounds 1 "
+    f"--seconds 0.01 --precision fp32 --options '{SMALL_VIT}'",
+    "retrieval": "--rows 3000 --width 16 --centres 20 --cells 8 --probes 2 --kinds ivf --batch 2 --rounds 1 --recall 2",
     "loader": "--workers 0 --images 8 --batch 4 --batches 1 --rounds 1",
 }
 

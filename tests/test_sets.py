@@ -13,13 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
-from adatape.config import Augment, Images, Parity, UntrustedImages
 from adatape.data.batch import Batch, Shard
 from adatape.data.decode import BrokenImage
 from adatape.data.imageset import Pixels
 from adatape.data.loaders import Labelled, even_chunks, fixed_chunks
 from adatape.data.sets import LabelledSet, open_set
 from adatape.data.shards import write_shards
+from adatape.data_config import Augment, Images, Parity, UntrustedImages
 from adatape.serve.served import _test_images
 
 CPU = torch.device("cpu")

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from adatape.config import Images
 from adatape.data import shards, streams
 from adatape.data.images import open_images
 from adatape.data.imageset import Pixels
 from adatape.data.shards import count_of, open_shards
 from adatape.data.streams import ShardSample, ShardStream, owned_streams, streams_of
+from adatape.data_config import Images
 
 
 def numbered(n: int) -> Pixels:

@@ -24,8 +24,9 @@ from small_runs import contents, tiny
 
 import adatape.models  # noqa: F401  registers the names
 from adatape.cli import main
-from adatape.config import ImageModel, Images
+from adatape.config import ImageModel
 from adatape.data.decode import BrokenImage, decode
+from adatape.data_config import Images
 from adatape.models.options import check_options, check_wrap
 from adatape.recipes import RECIPES
 from adatape.serve.served import load_served
@@ -392,7 +393,7 @@ def test_a_run_goes_on_without_the_weights_that_it_began_with(tmp_path: Path, mo
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if not name.startswith("parity")])
 def test_every_recipes_options_shape_its_model(recipe: str) -> None:
-    given = {"path": "data"} if recipe in ("images", "finetune") else {}
+    given = {"path": "data"} if recipe in ("images", "finetune", "scenes", "megapixel") else {}
     systems = [{}] if recipe in ("finetune", "plainvit", "deit") else [{"system": s} for s in ("adatape", "ut", "avit")]
     for system in systems:
         model = RECIPES[recipe](**given, **system).model

@@ -18,7 +18,9 @@ from adatape.train.task import build_for, build_image_model
 
 rows, cells = script("research/rows.py"), script("research/cells.py")
 study, looking, few = (script(f"research/{name}.py") for name in ("study", "look", "few_sets"))
-SMALL = "steps=4 merge=2 model.options.embed_dim=64 model.options.num_heads=2 model.options.depth=3 optimizer.steps=2"
+SMALL = (
+    "tape_steps=4 merge=2 model.options.embed_dim=64 model.options.num_heads=2 model.options.depth=3 optimizer.steps=2"
+)
 SMALL += " batch=128 optimizer.warmup=1 engine.precision=fp32 engine.compile=false"
 
 

@@ -19,15 +19,20 @@ from small_runs import tiny
 
 from adatape import cli
 from adatape.config import Bench
+from adatape.evaluate.budget import Target
 from adatape.evaluate.progress import Progress
 from adatape.evaluate.result import Result
 from adatape.export import Difference
+from adatape.recipes import RECIPES
+from adatape.recipes.haystack import haystack
 from adatape.recipes.parity import parity_small
 from adatape.report.figures import DRAWN
+from adatape.report.legend import LEGEND, legend
 from adatape.report.table import Table
 from adatape.report.terminal import TerminalProgress, print_table
 from adatape.serve.server import Server, run_server
-from adatape.train.launch import train_to_folder
+from adatape.train.launch import _report_to, train_to_folder
+from adatape.train.run import TrainStatus
 
 SOURCE = Path(cli.__file__).parents[1]
 TAPE = "adatape_tiny_patch16_224:img_size=32,bank_patch=2,depth=2"
@@ -59,10 +64,16 @@ CALLS: dict[str, tuple[str, Callable[[Path], dict[str, Any]], str]] = {
         "run --budgets 0",
     ),
     "budget": (
-        "adatape.train.budgets.store_budget",
-        lambda run: {"folder": run, "gflops": 1000.0, "device": "cpu"},
-        "run",
+        "adatape.train.budgets.find_budget",
+        lambda run: {"folder": run, "target": Target("gflops", 1000.0), "device": "cpu"},
+        "run --gflops 1000",
     ),
+    "budget --store": (
+        "adatape.train.budgets.store_budget",
+        lambda run: {"folder": run, "target": Target("gflops", 1000.0), "device": "cpu"},
+        "run --gflops 1000 --store",
+    ),
+    "budget --reset": ("adatape.train.budgets.reset_budget", lambda run: {"folder": run}, "run --reset"),
     "fewshot": (
         "adatape.train.fewshot.fewshot_run",
         lambda run: {"folder": run, "on": "digits", "shots": (1,), "seeds": (0, 1), "device": "cpu"},
@@ -92,6 +103,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_to_folder(tiny(steps=2), tmp_path_factory.mktemp("runs") / "run", "cpu").out
 
 
+@pytest.mark.usefixtures("few_canvases")
 @pytest.mark.parametrize("verb", CALLS)
 def test_a_verbs_function_prints_nothing_and_returns_what_json_prints(
     verb: str, finished: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -99,6 +111,7 @@ def test_a_verbs_function_prints_nothing_and_returns_what_json_prints(
     where, options, words = CALLS[verb]
     monkeypatch.setattr("adatape.evaluate.catalogue.default_cfgs", {"adatape_tiny_patch16_224": None})
     monkeypatch.setattr("adatape.report.demo.parity_small", functools.partial(parity_small, length=8, steps=1))
+    monkeypatch.setattr("adatape.report.demo.haystack", functools.partial(haystack, steps=1))
     monkeypatch.setattr("adatape.evaluate.budget.MOST", 1)
     # Tracing, most pictures and the paper's large models take seconds; their own tests have them.
     monkeypatch.setattr("adatape.export.export_run", lambda folder, *_: folder / "config.json")
@@ -115,6 +128,8 @@ def test_a_verbs_function_prints_nothing_and_returns_what_json_prints(
     table, _, printed = capfd.readouterr().out.rstrip("\n").rpartition("\n")
     assert printed == found.to_json()
     assert table
+    for column in re.findall(r"(?<= )(?:M|p50|p95|bound|÷ ours|halts at)(?=  |\n| \n)", table.partition("\n")[0]):
+        assert f"{column}: {LEGEND[column]}" in table
 
 
 def test_every_verb_but_serve_has_such_a_function() -> None:
@@ -174,6 +189,39 @@ def test_every_function_that_the_documents_name_is_there() -> None:
     text = (SOURCE.parents[1] / "docs" / "training.md").read_text()
     for where, _, _ in CALLS.values():
         assert where.rpartition(".")[2] in text
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_bar_with_its_figures_fits_80_columns(name: str) -> None:
+    given = {"path": "x"} if name in ("images", "finetune", "scenes", "megapixel") else {}
+    experiment = RECIPES[name](**given)
+    file = io.StringIO()
+    console = Console(file=file, width=80, force_terminal=True, color_system=None)
+    with TerminalProgress(console) as progress:
+        steps = experiment.optimizer.steps
+        note = TrainStatus(steps - 1, steps, 12.5, 0.0123, 0.987, 3.21, 0.5, 1234.5)
+        _report_to(experiment, progress)(note)
+        shown = progress.bars.get_renderable()
+    plain = Console(file=io.StringIO(), width=80, color_system=None)
+    plain.print(shown)
+    [line] = plain.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert line.startswith(name)
+    assert line.rstrip().endswith("tape 3.2 1,234/s")
+    assert f"{steps - 1}/{steps}" in line
+    assert "━" in line
+    assert len(line) <= 80
+
+
+def test_columns_whose_names_do_not_say_what_they_hold_are_explained_below(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["cost", "vit_tiny_patch16_224"])
+    assert "GFLOPs: billions of multiply-adds for one sample; share: of all GFLOPs" in capsys.readouterr().out
+    for name in ("M", "÷ ours", "p50", "p95", "bound", "paper", "halts at", "sequence"):
+        [line] = legend(["accuracy", name])
+        assert line == f"{name}: {LEGEND[name]}"
+    assert legend(["ms alone", "ms of 64"]) == [
+        "ms alone: for one image by itself; ms of 64: for one image of a batch of 64"
+    ]
+    assert legend(["model", "accuracy"]) == []
 
 
 def test_of_several_processes_only_the_first_speaks(

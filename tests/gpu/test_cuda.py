@@ -14,9 +14,10 @@ from small_runs import FAMILIES, tiny
 
 import adatape.models
 from adatape.atr import as_float64, read_tape, scores
-from adatape.config import Augment, Engine
+from adatape.config import Engine
 from adatape.counter_rng import keys_of, normal, uniform
 from adatape.data.augment import augment_images
+from adatape.data_config import Augment
 from adatape.recipes import parity_small
 from adatape.recipes.digits import digits
 from adatape.train.evaluate import score_run

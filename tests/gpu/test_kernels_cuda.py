@@ -130,7 +130,7 @@ def tapes(kind: str, dtype: torch.dtype) -> list[tuple[Tape, list[Tensor]]]:
     for use_kernels in (False, True):
         reader.use_kernels = use_kernels
         with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
-            tape = reader(query, bank.open(images))
+            tape = reader(query, bank.open(images, query[:, None], query))
         learnt = [query, *bank.parameters(), *reader.parameters()]
         loss = (tape.tokens.float() * torch.linspace(-1, 1, 128, device="cuda")).sum() + tape.ponder.sum()
         results.append((tape, list(torch.autograd.grad(loss, learnt))))

@@ -1,0 +1,121 @@
+"""Time of a model, reading included, for tapes of given mean lengths, beside the same model with full tapes.
+
+    python benchmarks/by_length.py results/by_length.jsonl                                       on a GPU, B/16, T = 64
+    python benchmarks/by_length.py results/by_length.jsonl --size small --batch 1 16             on a CPU
+
+Lengths are normal with a deviation of a third of their mean, between 1 and T. `law` is (time ÷ time with full tapes) ÷
+(tokens ÷ tokens with full tapes): 1 where time follows tokens. `default` is the model as it is built; `packed` and
+`buckets` drop hidden rows. With `--compile`, blocks are compiled with dynamic shapes. All run in turn in one process;
+ratios are medians over rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import timm
+import torch
+from packed import context
+from record import Row, add_rows, parser_of, settings_of
+from torch import Tensor
+
+import adatape.models  # noqa: F401  registers the models
+from adatape.evaluate.speed import interleaved, repeats_within
+from adatape.packing import truncate_tape
+
+MERGE = 4
+LAYOUTS: dict[str, dict[str, Any]] = {"default": {"packed": False}, "packed": {}, "buckets": {"buckets": 4}}
+
+
+def drawn_lengths(mean: int, batch: int, longest: int) -> Tensor:
+    """(batch,), around `mean`; one sample has just that length."""
+    if batch == 1:
+        return torch.tensor([mean])
+    around = mean + mean / 3 * torch.randn(batch, generator=torch.Generator().manual_seed(0))
+    return around.round().long().clamp(1, longest)
+
+
+def set_lengths(model: Any, lengths: Tensor) -> None:
+    """Makes every read end with the longest of `lengths`, then cuts each tape to its own.
+
+    Equal bank tokens have equal weights, 1 / merge, so that the halting sum of all samples grows alike.
+    """
+    model.reader.threshold = int(lengths.max()) / MERGE - 1e-3
+    read = type(model.reader).forward
+    model.reader.forward = lambda *given: truncate_tape(read(model.reader, *given), lengths)
+
+
+def build(how: Any, steps: int) -> Any:
+    name = f"adatape_{how.size}_patch16_224"
+    model = timm.create_model(name, bank="learn", bank_size=how.bank_size, steps=steps, threshold=1e6, merge=MERGE)
+    with torch.no_grad():
+        model.bank.tokens.copy_(model.bank.tokens[:1].expand_as(model.bank.tokens).clone())
+    model = model.to(how.device).eval()
+    if how.compile:
+        for block in model.vit.blocks:
+            block.compile(dynamic=True)
+    return model
+
+
+def measure(how: Any, batch: int) -> list[Row]:
+    images = torch.randn(batch, 3, 224, 224, device=how.device)
+    model, inputs = build(how, how.steps), (224 // 16) ** 2
+
+    def run(lengths: Tensor, layout: str) -> Tensor:
+        set_lengths(model, lengths)
+        model.set_packed(**LAYOUTS[layout])
+        return model(images)
+
+    drawn = {mean: drawn_lengths(mean, batch, how.steps).to(how.device) for mean in how.lengths}
+    full = torch.full((batch,), how.steps, device=how.device)
+    sides = {"full": partial(run, full, "default")}
+    sides |= {f"{mean} {name}": partial(run, drawn[mean], name) for mean in drawn for name in how.layouts}
+    synchronize = torch.cuda.synchronize if how.device == "cuda" else lambda: None
+    with torch.no_grad(), context(how):
+        for call in sides.values():
+            call()
+        repeats = {name: repeats_within(call, how.seconds, synchronize) for name, call in sides.items()}
+        took = interleaved(sides, how.rounds, repeats, synchronize)
+    rows = []
+    for mean, lengths in drawn.items():
+        tokens = (inputs + lengths.float().mean().item()) / (inputs + how.steps)
+        for name in how.layouts:
+            pairs = zip(took[f"{mean} {name}"], took["full"], strict=True)
+            time = statistics.median(mine / whole for mine, whole in pairs)
+            mode = "blocks compiled" if how.compile else "eager"
+            case = f"{how.size}, {how.device}, {mode}, batch {batch}, length {mean}, {name}"
+            found = {"tokens": tokens, "time": time, "law": time / tokens, "longest": int(lengths.max())}
+            settled = {"batch": batch, "mean": mean, "layout": name, "settings": settings_of(how)}
+            rows.append({"case": case, **found, **settled})
+    return rows
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--size", choices=["tiny", "small", "base"], default="base")
+    parser.add_argument("--batch", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--steps", type=int, default=64, help="T, the longest tape")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4, 8, 16, 32, 48])
+    parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
+    parser.add_argument("--bank-size", type=int, default=1000)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=["bf16", "fp32"])
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.2, help="of one side in one round")
+    how = parser.parse_args(given)
+    how.dtype = how.dtype or ("bf16" if how.device == "cuda" else "fp32")
+    for batch in how.batch:
+        rows = measure(how, batch)
+        add_rows(how.out, rows, how.device)
+        for row in rows:
+            print(
+                f"{row['case']:60} tokens {row['tokens']:.3f}  time {row['time']:.3f}  law {row['law']:.3f}", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()
