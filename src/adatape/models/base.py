@@ -200,6 +200,11 @@ class Adaptive(nn.Module, ABC):
         """Tokens, and their rotary positions where the ViT has any."""
         return embed(self.vit, x)
 
+    def patch_grid(self, x: Tensor) -> tuple[int, int]:
+        """Rows and columns of the ViT's patches of these images."""
+        height, width = self.vit.patch_embed.dynamic_feat_size(x.shape[-2:])
+        return height, width
+
     def run_plain_blocks(self, tokens: Tensor, rope: GridRope | None, count: int, on_block: OnBlock) -> Tensor:
         """Runs the first `count` blocks on input tokens alone, as timm does."""
         for layer in range(count):
@@ -247,6 +252,7 @@ class Adaptive(nn.Module, ABC):
     ) -> Any:
         """As timm's: the patch grid after the chosen blocks, without tape tokens."""
         take, _ = feature_take_indices(len(self.vit.blocks), indices)
+        grid = self.patch_grid(x)
         seen: dict[int, Tensor] = {}
         last = -1  # the latest block's tokens, which stay the same once all samples have halted
 
@@ -261,8 +267,7 @@ class Adaptive(nn.Module, ABC):
         states = [self.vit.norm(state) for state in states] if norm else states
         maps = [state[:, prefix:] for state in states]
         if Format(output_fmt) == Format.NCHW:
-            height, width = self.vit.patch_embed.dynamic_feat_size(x.shape[-2:])
-            maps = [y.transpose(1, 2).unflatten(2, (height, width)).contiguous() for y in maps]
+            maps = [y.transpose(1, 2).unflatten(2, grid).contiguous() for y in maps]
         prefixes = [state[:, :prefix] for state in states] if return_prefix_tokens and prefix else []
         if output_dict:
             found = {"image_intermediates": maps, "image_intermediates_prefix": prefixes}

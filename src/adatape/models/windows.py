@@ -6,9 +6,8 @@ that is read. Reading takes the highest scores, not two neighbours, and stops be
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, get_args
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,17 +16,20 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.config import Budget
+from adatape.cuda_graphs import is_compiling_or_capturing
 from adatape.losses import LossName, class_loss
 from adatape.macs import PartCost, block_macs, embedding_cost, linear_macs, parameter_count, total
 from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, WindowGrid, ignore_block
+from adatape.models.tracing import refuse_symbolic_tracing
 from adatape.packing import append_tape
 from adatape.ragged_attention import padding_mask
 from adatape.reader import whole_steps
 from adatape.records import Output, Places, Searched, Tape
 from adatape.windows.answers import ANSWERS
+from adatape.windows.checks import check_batch, check_listed, check_options, check_pooling, check_size
 from adatape.windows.choice import Chosen, padded_choice, random_cells, uniform
 from adatape.windows.encoders import WindowConvolutions, WindowHead
-from adatape.windows.options import EncoderName, WindowOptions
+from adatape.windows.options import WindowOptions
 from adatape.windows.scan import Scan, Scanned, highest_apart, scan_shape
 from adatape.windows.sources import Images, OpenedImage, Source, TiledImage
 
@@ -58,7 +60,7 @@ class WindowTape(Adaptive):
         self.layer = len(vit.blocks) if options.layer is None else options.layer
         wide = options.window > 2 * options.cell  # a score should see about what its window shows
         shape = scan_shape(options.cell, options.scan_scale, options.scan_fold, options.scan_width, wide)
-        _check(self, shape.cell)
+        check_options(vit, image, options)
         if self.view is not None and self.view != tuple(vit.patch_embed.img_size):
             vit.set_input_size(self.view)
         self.answer = ANSWERS[options.labels]
@@ -72,14 +74,16 @@ class WindowTape(Adaptive):
 
     def forward(self, x: Inputs, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         """Of images in one tensor, or of a list of images of several sizes: tensors (ch, h, w) and opened images."""
+        refuse_symbolic_tracing(x)
         if self.steps == 0:
             return super().forward(x, output, key)  # type: ignore[arg-type]
         sources = self._sources(x)
         read = self.read(sources, key)
         blocks = self._run_blocks(sources, read.tape, ignore_block)
         features = self.forward_head(self._final_norm(self._pooled_rows(blocks)), pre_logits=True)
-        places, mask = read.places, read.tape.mask
-        logits = self.answer.combined(self.classify(features), places.gate, places.evidence, mask)
+        places, logits = read.places, self.classify(features)
+        if self.num_classes:  # else features, as timm's
+            logits = self.answer.combined(logits, places.gate, places.evidence, read.tape.mask)
         return Output(logits, features, blocks.ponder, read.tape, None, places) if output else logits
 
     def forward_blocks(self, x: Inputs, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:
@@ -87,15 +91,15 @@ class WindowTape(Adaptive):
         return self._run_blocks(sources, self.read(sources, key).tape if self.steps else None, on_block)
 
     def _sources(self, x: Inputs) -> Sequence[Source]:
-        scaled, device = super()._rescaled, self.place.weight.device
+        scaled, like = super()._rescaled, self.place.weight
         if isinstance(x, Tensor):
+            check_batch(x, self.vit.in_chans, self.options)
             return [Images(scaled(x))]
-        for n, each in enumerate(x):
-            _check_listed(self, n, each)
+        check_listed(x, self.vit.in_chans, self.options)
         return [
             Images(scaled(each[None]), listed=True)
             if isinstance(each, Tensor)
-            else TiledImage(each, device, self.view, scaled)
+            else TiledImage(each, like.device, self.view, scaled, like.dtype)
             for each in x
         ]
 
@@ -133,9 +137,11 @@ class WindowTape(Adaptive):
         mask = (top > -torch.inf) & (top.sigmoid() > self.floor if not self.training else True)
         centres = self._centres(index, source, key)
         windows = source.windows(centres, self.window)
-        size = torch.tensor(source.shape[-2:], device=index.device)
+        # Not divided by a tensor of the size: a copy from the host cannot be part of a CUDA graph.
+        height, width = source.shape[-2:]
+        at = torch.stack([centres[..., 0] / height, centres[..., 1] / width], -1) * 2 - 1
         scores = scanned.scores.flatten(1).gather(1, index)
-        return Chosen(index, mask, windows, centres / size * 2 - 1, scores, scanned.found, scanned.guesses, searched)
+        return Chosen(index, mask, windows, at, scores, scanned.found, scanned.guesses, searched)
 
     def _centres(self, index: Tensor, source: Source, key: Tensor | None) -> Tensor:
         """Of the windows of cells; training moves them by up to half a cell where windows are wider than two cells."""
@@ -157,13 +163,15 @@ class WindowTape(Adaptive):
         if reads is not None:
             most, by_search, by_chance = (reads, max(1, reads // 4), max(1, reads // 8))
         if searched is not None:
+            by_search = min(by_search, self.search)
             found = searched.index.gather(1, searched.gate.topk(by_search, 1).indices)
         else:
             assert scanned.found is not None
             found = highest_apart(scanned.found.detach(), by_search)[0]
         explored = random_cells(scanned.scores, by_chance, key, 1)
         rank = torch.arange(by_search, 0, -1, device=wanted.device, dtype=wanted.dtype).expand_as(found)
-        wanted = wanted.scatter(1, found, 100 + rank).scatter(1, explored, 1000.0)
+        # The highest rank of a cell that was found twice: scatter on a GPU would take any of them.
+        wanted = wanted.scatter_reduce(1, found, 100 + rank, "amax").scatter(1, explored, 1000.0)
         return highest_apart(wanted.view_as(scanned.scores), min(most, wanted.shape[1] // 4))
 
     def _searched(self, source: Source, scanned: Scanned, key: Tensor | None) -> Searched:
@@ -177,7 +185,7 @@ class WindowTape(Adaptive):
 
     def _encode_visible(self, windows: Tensor, mask: Tensor) -> Tensor:
         """In eager inference with a floor, windows below it are not encoded; their rows are 0."""
-        if self.training or self.floor == 0 or torch.compiler.is_compiling():
+        if self.training or self.floor == 0 or is_compiling_or_capturing():
             return self.encode(windows)
         rows = windows.new_zeros(len(windows), self.to_token.in_features)
         if mask.any():
@@ -193,7 +201,9 @@ class WindowTape(Adaptive):
         grid, prefix = (x.shape[2], x.shape[3]), vit.num_prefix_tokens
         x = vit.patch_embed.norm(x.flatten(2).transpose(1, 2))
         kept = 0 if vit.no_embed_class else prefix
-        places = resample_abs_pos_embed(vit.pos_embed, grid, vit.patch_embed.grid_size, num_prefix_tokens=kept)
+        places: Tensor | int = 0
+        if vit.pos_embed is not None:
+            places = resample_abs_pos_embed(vit.pos_embed, grid, vit.patch_embed.grid_size, num_prefix_tokens=kept)
         front = [each.expand(x.shape[0], -1, -1) for each in (vit.cls_token, vit.reg_token) if each is not None]
         x = torch.cat([*front, x + places], 1) if vit.no_embed_class else torch.cat([*front, x], 1) + places
         x = vit.norm_pre(x)
@@ -254,8 +264,9 @@ class WindowTape(Adaptive):
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Most windows that are read, and the probability below which reading stops; None is as it was built."""
         steps, floor = self.most if steps is None else steps, self.options.floor if threshold is None else threshold
-        if not 0 <= whole_steps(steps) <= self.most:
-            raise ValueError(f"steps is {steps}; this model reads between 0 and {self.most} windows")
+        least = self.budget_range().least
+        if not least <= whole_steps(steps) <= self.most:
+            raise ValueError(f"steps is {steps}; this model reads between {least} and {self.most} windows")
         if not 0 <= floor < 1:
             raise ValueError(f"threshold is {floor}; it must be a probability from 0 to 1, below which reading stops")
         self.steps, self.floor = steps, floor
@@ -313,9 +324,12 @@ class WindowTape(Adaptive):
         return torch.tensor([table[kind] for kind in kinds])
 
     def _macs_of(self, tape: int, height: int, width: int) -> int:
-        """The image is scanned also where no window was worth reading."""
-        scan = 0 if tape else self.scan.macs(height, width)
-        return total(self.cost(tape, (height, width))).macs + scan
+        """Where no window was worth reading, the image is scanned, and a class token without a view goes on alone."""
+        macs = total(self.cost(tape, (height, width))).macs
+        if tape == 0:
+            macs += self.scan.macs(height, width)
+            macs += 0 if self.view else sum(block_macs(block, 1) for block in self.vit.blocks[self.layer :])
+        return macs
 
     def never_halt(self) -> None:
         self.floor = 0.0
@@ -327,6 +341,24 @@ class WindowTape(Adaptive):
     @property
     def image_size(self) -> tuple[int, int]:
         return self.image
+
+    def patch_grid(self, x: Inputs) -> tuple[int, int]:  # noqa: ARG002
+        if self.view is None:
+            raise ValueError("view is None; the ViT sees no patches of the image, so intermediate maps need a view")
+        height, width = self.vit.patch_embed.grid_size
+        return height, width
+
+    def set_input_size(self, img_size: tuple[int, int]) -> None:
+        """Changes the size of images; the view stays as it is."""
+        height, width = img_size
+        check_size((height, width), self.options)
+        self.image = height, width
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        super().reset_classifier(num_classes, global_pool)
+        check_pooling(self.vit, self.view is not None)
+        self.head.reset_classes(num_classes)
+        self.scan.reset_classes(0 if self.search else num_classes)
 
     def window_grid(self) -> WindowGrid:
         return WindowGrid(self.window, *self.scan.grid(*self.image))
@@ -341,39 +373,3 @@ def _size(view: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 def _sizes(places: Places, count: int) -> list[tuple[int, int]]:
     return [(height, width) for height, width in places.image.expand(count, 2).tolist()]
-
-
-def _check_listed(model: WindowTape, n: int, image: Tensor | OpenedImage) -> None:
-    if not isinstance(image, (Tensor, OpenedImage)):
-        raise TypeError(f"image {n} is a {type(image).__name__}; it must be a tensor or from adatape.open_image")
-    shape, channels = tuple(image.shape), model.vit.in_chans
-    if len(shape) != 3 or shape[0] != channels:
-        raise ValueError(f"image {n} has shape {shape}; it must have {channels} channels, height and width")
-    _check_size(model, (shape[1], shape[2]), model.scan.shape.cell)
-
-
-def _check(model: WindowTape, cell: int) -> None:
-    if not 0 < model.layer <= len(model.vit.blocks):
-        raise ValueError(f"layer is {model.layer}; windows join before a block index from 1 to {len(model.vit.blocks)}")
-    if model.view is None and model.vit.cls_token is None:
-        raise ValueError("view is None; the ViT has no class token to gather the tape, so give it a view")
-    _check_size(model, model.image, cell)
-    reads, most = model.options.training_steps, math.prod(-(-side // cell) for side in model.image) // 4
-    if reads is not None and not 1 <= reads <= most:
-        raise ValueError(f"training_steps is {reads}; it must be between 1 and {most}, a quarter of the image's cells")
-    if model.options.labels not in ANSWERS or model.options.encoder not in get_args(EncoderName):
-        raise ValueError(
-            f"labels is {model.options.labels!r} and encoder {model.options.encoder!r}; they must be one of "
-            f"{', '.join(ANSWERS)} and one of {', '.join(get_args(EncoderName))}"
-        )
-
-
-def _check_size(model: WindowTape, image: tuple[int, int], cell: int) -> None:
-    height, width = image
-    if min(height, width) < model.window:
-        raise ValueError(f"window is {model.window}; it must fit the image, {height} × {width}")
-    cells = -(-height // cell) * -(-width // cell)
-    if cells < 4 * model.most:  # neighbours of a window that is read are not read
-        raise ValueError(
-            f"steps is {model.most}; it needs {4 * model.most} cells of {cell} pixels, and the image has {cells}"
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal, Protocol
 
 import torch
@@ -11,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 Labels = Literal["one", "several"]
+HIDDEN = -1e30  # the gate of a hidden window; with -∞ a mixture of hidden windows alone would have no logarithm
 
 
 class Answer(Protocol):
@@ -40,7 +40,7 @@ class OneLabel:
     """p(y) = Σ_w softmax(gate)_w p_w(y), with the view as one more w, of gate 0."""
 
     def combined(self, view: Tensor | None, gate: Tensor, evidence: Tensor, mask: Tensor) -> Tensor:
-        gate = gate.float().masked_fill(~mask, -math.inf)
+        gate = gate.float().masked_fill(~mask, HIDDEN)
         each = evidence.float().log_softmax(-1)
         if view is not None:
             gate = torch.cat([gate.new_zeros(gate.shape[0], 1), gate], 1)

@@ -39,7 +39,10 @@ class WindowHead(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.hidden, self.gelu = nn.Linear(width, hidden), nn.GELU()
-        self.out = nn.Linear(hidden, 1 + classes)
+        self.reset_classes(classes)
+
+    def reset_classes(self, classes: int) -> None:
+        self.out = nn.Linear(self.hidden.out_features, 1 + classes).to(self.hidden.weight)
         nn.init.zeros_(self.out.bias)
         # Gates start shut: the evidence of many shut windows adds up to little, so that one open window stands out.
         nn.init.constant_(self.out.bias[:1], -3.0)

@@ -21,7 +21,7 @@ class WindowOptions:
     steps: int = 8
     """most windows that are read (T)"""
     floor: float = 0.0
-    """reading stops where the scan's probability falls below this; 0 always reads `steps` windows"""
+    """reading stops where the scan's probability falls below this; 0 stops at `steps` windows only"""
     layer: int | None = None
     """block before which windows join the view's rows, encoded by the blocks before it; None is after the last"""
     labels: Labels = "one"

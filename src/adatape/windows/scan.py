@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from adatape.atr import highest
+
 
 class ScanShape(NamedTuple):
     """How an image becomes a grid of cells: shrunk by `scale`, `fold` × `fold` pixels as channels, then convolutions.
@@ -79,11 +81,16 @@ class Scan(nn.Module):
 
     def forward(self, images: Float[Tensor, "b ch height width"]) -> Scanned:
         x = self.features(images)
-        scores = self.score(x)[:, 0].float()
+        scores = _in_float32(self.score, x)[:, 0]
         if self.guess is None or not self.training:
             return Scanned(scores, None, None)
-        found, guesses = self.guess(x).float().split([1, self.guess.out_channels - 1], 1)
+        found, guesses = _in_float32(self.guess, x).split([1, self.guess.out_channels - 1], 1)
         return Scanned(scores, found[:, 0], guesses.movedim(1, -1))
+
+    def reset_classes(self, classes: int) -> None:
+        """Other guesses; scores do not depend on the classes."""
+        like = self.score.weight
+        self.guess = nn.Conv2d(self.score.in_channels, 1 + classes, 1).to(like) if classes else None
 
     def features(self, images: Float[Tensor, "b ch height width"]) -> Float[Tensor, "b c h w"]:
         scale, fold, cell = self.shape.scale, self.shape.fold, self.shape.cell
@@ -120,14 +127,30 @@ def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, paddin
     return [nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False), nn.BatchNorm2d(outputs), nn.GELU()]
 
 
+def _in_float32(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """In bfloat16 many cells would have the same score, and neighbours among them."""
+    assert layer.bias is not None
+    with torch.autocast(x.device.type, enabled=False):
+        return F.conv2d(x.float(), layer.weight.float(), layer.bias.float())
+
+
 def highest_apart(
     scores: Float[Tensor, "b h w"], count: int
 ) -> tuple[Int[Tensor, "b count"], Float[Tensor, "b count"]]:
-    """The highest cells, highest first, and their scores: a cell beside a higher one is left out, with score -∞."""
-    highest_around = F.max_pool2d(scores[:, None], 3, stride=1, padding=1)[:, 0]
-    peaks = scores.masked_fill(scores < highest_around, -math.inf)
-    top, index = peaks.flatten(1).topk(count)
-    return index, top
+    """The highest cells, highest first, and their scores: a cell beside a higher one is left out, with score -∞.
+
+    Of equal cells the one with the lowest index counts as higher, so that no two neighbours are chosen.
+    """
+    width = scores.shape[2]
+    around = F.pad(scores, (1, 1, 1, 1), value=-math.inf)
+    left, above = around[:, 1:-1, :width], around[:, :-2]
+    before = torch.maximum(left, F.max_pool2d(above[:, None], (1, 3), stride=1)[:, 0])
+    highest_around = F.max_pool2d(around[:, None], 3, stride=1)[:, 0]
+    left_out = torch.finfo(scores.dtype).min  # not -∞, which `highest` gives to what it has chosen
+    peaks = scores.masked_fill((scores < highest_around) | (scores <= before), left_out).flatten(1)
+    index = highest(peaks, count)
+    top = peaks.gather(1, index)
+    return index, top.masked_fill(top == left_out, -math.inf)
 
 
 def cut_windows(

@@ -69,7 +69,8 @@ class Images(NamedTuple):
     def view(self, size: tuple[int, int]) -> Tensor:
         if self.shape[-2:] == size:
             return self.pixels
-        return F.interpolate(self.pixels, size, mode="bilinear", antialias=True)
+        # In float32: for half precision there is no such resizing on a CPU.
+        return F.interpolate(self.pixels.float(), size, mode="bilinear", antialias=True).to(self.pixels.dtype)
 
 
 class TiledImage:
@@ -84,8 +85,9 @@ class TiledImage:
         device: torch.device,
         view: tuple[int, int] | None,
         rescale: Callable[[Tensor], Tensor] = lambda pixels: pixels,  # of standardised pixels
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.image, self.device, self.view_size, self.rescale = image, device, view, rescale
+        self.image, self.device, self.view_size, self.rescale, self.dtype = image, device, view, rescale, dtype
         self.shape = (1, *image.shape)
         self.made_view: Tensor | None = None
         mean, std = (torch.tensor(each, device=device)[:, None, None] for each in (image.mean, image.std))
@@ -143,7 +145,7 @@ class TiledImage:
         return pixels.pin_memory() if self.device.type == "cuda" else pixels
 
     def _standardised(self, pixels: Tensor) -> Float[Tensor, "n ch h w"]:
-        return self.rescale(pixels.float() / self.scale - self.shift)
+        return self.rescale(pixels.float() / self.scale - self.shift).to(self.dtype)
 
 
 @contextmanager

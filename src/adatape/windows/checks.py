@@ -1,0 +1,74 @@
+"""What a model that reads windows refuses: options that cannot be, and images that do not suit it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import get_args
+
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from adatape.windows.answers import ANSWERS
+from adatape.windows.options import EncoderName, WindowOptions
+from adatape.windows.sources import OpenedImage
+
+
+def check_options(vit: VisionTransformer, image: tuple[int, int], options: WindowOptions) -> None:
+    depth, patch, window = len(vit.blocks), vit.patch_embed.patch_size, options.window
+    if options.layer is not None and not 0 < options.layer <= depth:
+        raise ValueError(f"layer is {options.layer}; windows join before a block index from 1 to {depth}")
+    if options.labels not in ANSWERS or options.encoder not in get_args(EncoderName):
+        raise ValueError(
+            f"labels is {options.labels!r} and encoder {options.encoder!r}; they must be one of "
+            f"{', '.join(ANSWERS)} and one of {', '.join(get_args(EncoderName))}"
+        )
+    check_size(image, options)
+    if options.encoder == "vit" and (window % patch[0] or window % patch[1]):
+        raise ValueError(f"window is {window}; the ViT encodes it, so its patches of {patch[0]} pixels must divide it")
+    reads, most = options.training_steps, math.prod(-(-side // options.cell) for side in image) // 4
+    if reads is not None and not 1 <= reads <= most:
+        raise ValueError(f"training_steps is {reads}; it must be between 1 and {most}, a quarter of the image's cells")
+    check_pooling(vit, options.view is not None)
+
+
+def check_pooling(vit: VisionTransformer, view: bool) -> None:
+    """Without a view the class token is the only row besides the tape, and the only one that the head may see."""
+    if view:
+        return
+    if vit.cls_token is None:
+        raise ValueError("view is None; the ViT has no class token to gather the tape, so give it a view")
+    if vit.global_pool != "token":
+        raise ValueError(
+            f"view is None and global_pool {vit.global_pool!r}; there are no patches to pool, so give it a view, or a "
+            "ViT with global_pool='token'"
+        )
+
+
+def check_size(image: Sequence[int], options: WindowOptions) -> None:
+    height, width = image
+    if min(height, width) < options.window:
+        raise ValueError(f"window is {options.window}; it must fit the image, {height} × {width}")
+    cell, steps = options.cell, options.steps
+    cells = -(-height // cell) * -(-width // cell)
+    if cells < 4 * steps:  # neighbours of a window that is read are not read
+        raise ValueError(f"steps is {steps}; it needs {4 * steps} cells of {cell} pixels, and the image has {cells}")
+
+
+def check_batch(images: Tensor, channels: int, options: WindowOptions) -> None:
+    if images.dim() != 4 or images.shape[1] != channels:
+        shape = tuple(images.shape)
+        raise ValueError(f"images have shape {shape}; they must have a batch, {channels} channels, height and width")
+    check_size(images.shape[-2:], options)
+
+
+def check_listed(images: Sequence[Tensor | OpenedImage], channels: int, options: WindowOptions) -> None:
+    if not len(images):
+        raise ValueError("the list of images is empty; it must have at least one")
+    for n, image in enumerate(images):
+        if not isinstance(image, (Tensor, OpenedImage)):
+            raise TypeError(f"image {n} is a {type(image).__name__}; it must be a tensor or from adatape.open_image")
+        shape = tuple(image.shape)
+        if len(shape) != 3 or shape[0] != channels:
+            raise ValueError(f"image {n} has shape {shape}; it must have {channels} channels, height and width")
+        check_size(shape[1:], options)
