@@ -1,11 +1,12 @@
 """Images that do not fit: time and memory of a model of windows on memory-mapped images of growing size.
 
-    python benchmarks/large.py results/large/streaming.jsonl                       on a GPU, about a minute
-    python benchmarks/large.py rows.jsonl --device cpu --sides 500 1000 --rounds 1
+    python benchmarks/large.py results/large/size.jsonl                            on a GPU, about a minute
+    python benchmarks/large.py rows.jsonl --device cpu --precision fp32 --sides 500 1000 --rounds 1
 
 An image is read in tiles (`tiles`), or as a whole into the device's memory (`whole`); its file is in the page cache.
-`peak_mb` is what tensors take at the peak, with the model's weights and the optimizer's moments. `keys_mb` is one float
-for each cell; `host_mb` is what the process has allocated, without mapped files.
+`peak_mb` is what tensors take at the peak, with the model's weights, gradients and the optimizer's moments: counted by
+the device's allocator, or on a CPU, in a call of its own, from the storages that operations make. `keys_mb` is one
+float for each cell; `host_mb` is the most that the process has allocated meanwhile, without mapped files.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ import argparse
 import json
 import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import timm
 import torch
 from record import Row, add_rows, parser_of, settings_of
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import adatape
 from adatape.data.large import LargeImage
@@ -46,7 +52,7 @@ class Setting(NamedTuple):
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
 
 
 def setting(how: argparse.Namespace) -> Setting:
@@ -109,8 +115,61 @@ def seconds(call: Callable[[], None], setting: Setting) -> float:
     return statistics.median(took)
 
 
-def peak_mb(setting: Setting) -> float | None:
-    return torch.cuda.max_memory_allocated() / 2**20 if setting.device.type == "cuda" else None
+class LiveStorages(TorchDispatchMode):
+    """Bytes of the storages that operations make, at their peak; where a device has no allocator that counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self.seen: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for each in tree_leaves(out):
+            if isinstance(each, Tensor) and each.untyped_storage() not in self.seen:
+                self._add(each.untyped_storage())
+        return out
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        self.seen[storage] = None
+        self.live += storage.nbytes()
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._remove, storage.nbytes())
+
+    def _remove(self, size: int) -> None:
+        self.live -= size
+
+
+def peak_mb(call: Callable[[], None], setting: Setting) -> float:
+    """Of one call, with what stays between calls."""
+    if setting.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(setting.device)
+        call()
+        return torch.cuda.max_memory_allocated(setting.device) / 2**20
+    moments = [each for state in setting.optimizer.state.values() for each in state.values()]
+    stay = [*setting.model.parameters(), *setting.model.buffers(), *(each for each in moments if torch.is_tensor(each))]
+    with LiveStorages() as memory:
+        call()
+    return (memory.peak + sum(each.nbytes for each in stay)) / 2**20
+
+
+@contextmanager
+def host_peak() -> Iterator[list[float]]:
+    """The most that the process has allocated within, looked at every 5 ms."""
+    found, done = [host_mb() or 0.0], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.005):
+            found[0] = max(found[0], host_mb() or 0.0)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()
 
 
 def host_mb() -> float | None:
@@ -137,16 +196,15 @@ def measured(setting: Setting, path: Path, side: int, kind: str, mode: str) -> R
         return [adatape.open_image(path, tile=how.tile)] if tiled else whole(path, setting.device)
 
     step = inference if mode == "inference" else training
-    row: Row = {"case": f"{kind} {mode} {side}", "kind": kind, "mode": mode, "side": side, "settings": settings_of(how)}
+    row: Row = {"case": f"{kind} {mode} {side}, {setting.device.type}", "kind": kind, "mode": mode, "side": side}
+    row["settings"] = settings_of(how)
     rows, columns = setting.model.scan.grid(side, side)
     row |= {"megapixels": side * side / 1e6, "keys_mb": rows * columns * 4 / 2**20}
     try:
         step(setting, images)
-        if setting.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        row["seconds"] = seconds(lambda: step(setting, images), setting)
-        row |= {"peak_mb": peak_mb(setting), "host_mb": host_mb()}
+        with host_peak() as most:
+            row["seconds"] = seconds(lambda: step(setting, images), setting)
+        row |= {"host_mb": most[0], "peak_mb": peak_mb(lambda: step(setting, images), setting)}
         if mode == "inference":
             row["gmac"] = gmac(setting, side, how.tile if tiled else None)
             row["scan_seconds"] = seconds(lambda: scanning(setting, images), setting)
@@ -181,13 +239,13 @@ def main(given: Sequence[str] | None = None) -> None:
     print(" " * 24 + "".join(f"{name:>16}" for name in COLUMNS))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "image.npy"
-        for side in how.sides:
-            write_image(path, side)
-            for kind in how.kinds:
-                for mode in how.modes:
+        for mode in how.modes:  # the optimizer has no moments before training
+            for side in how.sides:
+                write_image(path, side)
+                for kind in how.kinds:
                     rows.append(measured(chosen, path, side, kind, mode))
                     print(line(rows[-1]), flush=True)
-            path.unlink()
+                path.unlink()
     add_rows(how.out, rows, how.device)
 
 

@@ -76,7 +76,7 @@ class Scenes:
     def __init__(self, how: argparse.Namespace, batch: int) -> None:
         self.files = [jpeg(how.image[0], how.image[1], seed) for seed in range(min(batch, 16))]
         self.batch, self.device, self.ahead = batch, how.device, batch > 1
-        shape, pin = (batch, *how.image, 3), how.device == "cuda"
+        shape, pin = (batch, *how.image, 3), torch.device(how.device).type == "cuda"
         self.buffers = [torch.empty(shape, dtype=torch.uint8, pin_memory=pin) for _ in range(2)]
         self.pool, self.turn = ThreadPoolExecutor(how.threads), 0
         self.pending: list[Future[None]] = []
@@ -176,7 +176,7 @@ def rows_of_batch(how: argparse.Namespace, batch: int) -> list[Row]:
             found = timed_sides(how, side, compiled, scenes, pixels)
             builders |= found
             gmacs |= dict.fromkeys(found, gmac)
-    synchronize = torch.cuda.synchronize if how.device == "cuda" else lambda: None
+    synchronize = torch.cuda.synchronize if torch.device(how.device).type == "cuda" else lambda: None
     outcomes = compare(builders, how.rounds, how.seconds, synchronize, lambda name: print(name, flush=True))
     return [row_of(how, name, batch, outcome, gmacs.get(name)) for name, outcome in outcomes.items()]
 

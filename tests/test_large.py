@@ -89,6 +89,15 @@ def test_every_cell_is_kept_by_one_tile() -> None:
     assert (kept == 1).all()
 
 
+def test_tiles_are_of_one_size_however_large_the_image_is() -> None:
+    """… at its borders too, where a halo is on one side only: memory does not depend on the image's size."""
+    for halo in (0, 1, 2):
+        largest = {max(tile.around.height for tile in tiles_of(count, count, 7, halo)) for count in (8, 13, 40, 100)}
+        assert largest == {7}
+    assert {(tile.around.height, tile.around.width) for tile in tiles_of(5, 6, 7, 2)} == {(5, 6)}
+    assert all(tile.around.height <= 5 for tile in tiles_of(40, 40, 1, 2))  # the fewest that keep a cell
+
+
 @pytest.mark.parametrize("options", [{}, {"view": 32, "layer": 2}, {"labels": "several", "floor": 0.05}])
 def test_images_of_several_sizes_are_read_as_one_by_one(options: dict[str, Any]) -> None:
     model = small(**options)

@@ -145,7 +145,8 @@ class TiledImage:
         return pixels.pin_memory() if self.device.type == "cuda" else pixels
 
     def _standardised(self, pixels: Tensor) -> Float[Tensor, "n ch h w"]:
-        return self.rescale(pixels.float() / self.scale - self.shift).to(self.dtype)
+        # A tile as float32 is the largest tensor there is, so it is made once.
+        return self.rescale((pixels / self.scale).sub_(self.shift)).to(self.dtype)
 
 
 @contextmanager

@@ -41,15 +41,24 @@ class Tile(NamedTuple):
 
 
 def tiles_of(rows: int, columns: int, side: int, halo: int = 0) -> list[Tile]:
-    """Tiles of `side` × `side` cells row by row, with `halo` cells around them where the image has them."""
-    tiles = []
-    for top in range(0, rows, side):
-        for left in range(0, columns, side):
-            kept = Box(top, left, min(side, rows - top), min(side, columns - left))
-            y, x = max(0, top - halo), max(0, left - halo)
-            bottom, right = min(rows, top + kept.height + halo), min(columns, left + kept.width + halo)
-            tiles.append(Tile(kept, Box(y, x, bottom - y, right - x)))
-    return tiles
+    """Tiles row by row, computed on at most `side` × `side` cells each, of which `halo` at every cut are not kept.
+
+    They are of one size wherever the image is larger, so that memory does not depend on its size.
+    """
+    spans = [(down, across) for down in _spans(rows, side, halo) for across in _spans(columns, side, halo)]
+    return [Tile(*(Box(y, x, h, w) for (y, h), (x, w) in zip(down, across, strict=True))) for down, across in spans]
+
+
+def _spans(count: int, side: int, halo: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """First cell and number of those kept and of those computed, tile by tile along one axis."""
+    side, spans, first = max(side, 2 * halo + 1), [], 0
+    while first < count:
+        start = max(0, first - halo)
+        stop = min(count, start + side)
+        kept = count if stop == count else stop - halo
+        spans.append(((first, kept - first), (start, stop - start)))
+        first = kept
+    return spans
 
 
 class TileReader:
