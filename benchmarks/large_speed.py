@@ -2,10 +2,13 @@
 
     python benchmarks/large_speed.py results/large/speed.jsonl                 on a GPU; most of the time is compiling
     python benchmarks/large_speed.py results/large/speed.jsonl --compile no
+    python benchmarks/large_speed.py results/large/speed.jsonl --run street --files FOLDER
 
 Sides are timed in turns, batch by batch. `decoding` starts from JPEG bytes, which threads decode by Pillow; all models
 get the full scene on the device, and the plain ViTs' is shrunk there. In batches, the next batch is decoded meanwhile;
-a single image is decoded when it is asked for. Budgets are those of one model with a view, not compiled.
+a single image is decoded when it is asked for. Budgets are those of one model with a view, not compiled; with `--run`
+those of a trained one, also with the floor that is stored in it. `--files` decodes images of a folder in turns, which
+a floor needs.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,12 +31,15 @@ from record import Row, add_rows, parser_of, settings_of
 from torch import Tensor
 
 import adatape
+from adatape.data.letterbox import letterboxed
 from adatape.evaluate.cost import cost
 from adatape.evaluate.speed import Outcome, TimedModel, compare, spread
 from adatape.macs import total
+from adatape.serve.served import PACKAGED, load_served
 
 NAME, PATCH, CLASSES = "vit_tiny_patch16_224", 16, 4
 BUDGETS = (0, 1, 2, 4, 8)
+IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 class Side(NamedTuple):
@@ -63,8 +70,22 @@ def windows(how: argparse.Namespace, name: str, budget: int | None = None, **opt
     return Side(name, build, image, budget)
 
 
+def trained(how: argparse.Namespace, steps: int | None) -> Side:
+    """A trained run at so many windows without its floor; None is as it is stored."""
+
+    def build() -> torch.nn.Module:
+        model = load_served(PACKAGED.get(how.run, Path(how.run))).model
+        if steps is not None:
+            model.set_budget(steps, 0.0)
+        return model
+
+    return Side("run, stored floor" if steps is None else f"run, {steps} windows", build, tuple(how.image), steps or 8)
+
+
 def sides_of(how: argparse.Namespace) -> list[Side]:
     plains = [plain(how, *map(int, each.split("x"))) for each in how.patches]
+    if how.run is not None:
+        return plains + [trained(how, steps) for steps in (*BUDGETS[1:], None)]
     models = [windows(how, f"8 windows, scan_width {width}", scan_width=width) for width in (16, 32)]
     budgets = [windows(how, f"view and {n} windows", n, view=plains[0].size) for n in BUDGETS]
     return plains + models + budgets
@@ -74,7 +95,10 @@ class Scenes:
     """Scenes on the device, decoded from JPEG bytes by threads into memory that stays."""
 
     def __init__(self, how: argparse.Namespace, batch: int) -> None:
-        self.files = [jpeg(how.image[0], how.image[1], seed) for seed in range(min(batch, 16))]
+        folder, count = how.files, min(batch, 16)
+        found = [jpeg(how.image[0], how.image[1], seed) for seed in range(count)] if folder is None else []
+        self.files = found or [each.read_bytes() for each in sorted(folder.iterdir()) if each.suffix in IMAGES]
+        self.next = 0
         self.batch, self.device, self.ahead = batch, how.device, batch > 1
         shape, pin = (batch, *how.image, 3), torch.device(how.device).type == "cuda"
         self.buffers = [torch.empty(shape, dtype=torch.uint8, pin_memory=pin) for _ in range(2)]
@@ -93,11 +117,13 @@ class Scenes:
         return pixels
 
     def _start(self) -> None:
-        buffer = self.buffers[self.turn].numpy()
-        self.pending = [self.pool.submit(self._decode, n, buffer) for n in range(self.batch)]
+        buffer, first = self.buffers[self.turn].numpy(), self.next
+        self.next = (first + self.batch) % len(self.files)
+        self.pending = [self.pool.submit(self._decode, n, first + n, buffer) for n in range(self.batch)]
 
-    def _decode(self, n: int, buffer: np.ndarray) -> None:
-        buffer[n] = Image.open(io.BytesIO(self.files[n % len(self.files)]))
+    def _decode(self, row: int, n: int, buffer: np.ndarray) -> None:
+        image = Image.open(io.BytesIO(self.files[n % len(self.files)])).convert("RGB")
+        buffer[row] = letterboxed(image, buffer.shape[1:3]).movedim(0, -1).numpy()
 
 
 def jpeg(height: int, width: int, seed: int) -> bytes:
@@ -185,6 +211,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--image", type=int, nargs=2, default=[800, 1360])
+    parser.add_argument("--run", help="a run folder or a packaged model, timed at each budget beside the plain ViTs")
+    parser.add_argument("--files", type=Path, help="a folder of images to decode; else JPEGs are made")
     parser.add_argument(
         "--patches", nargs="+", default=["11x18", "18x32", "24x43"], help="rows x columns of plain ViTs"
     )
