@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
-from windows import Convolutions, Scan, choose, cut, mixture_loss, noisy_or, presence_loss, value
+from windows import Convolutions, Scan, choose, cut, mixture_loss, noisy_or, presence_loss, value, waves
 
 from adatape.data import megapixel as canvas
 
@@ -106,12 +105,6 @@ def set_level(model: Reader, data: canvas.Canvases, digits: int = 5) -> None:
         top = choose(model.scan(shrunk(data.images[:200])), digits)[2]
     assert model.scan.score.bias is not None
     model.scan.score.bias -= top[:, -1].mean()
-
-
-def waves(places: Tensor) -> Tensor:
-    """(b, k, 2) in [0, 1] -> (b, k, 32): sines and cosines of eight frequencies of either coordinate."""
-    angles = places[..., None] * math.pi * 2.0 ** torch.arange(8, device=places.device)
-    return torch.cat([angles.sin(), angles.cos()], -1).flatten(-2)
 
 
 def centres_of(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -78,6 +80,12 @@ class Convolutions(nn.Module):
             size = -(-size // conv.stride[0])
             total += size * size * 9 * conv.in_channels * conv.out_channels
         return total + self.project.in_features * self.project.out_features
+
+
+def waves(places: Tensor) -> Tensor:
+    """(b, k, 2) in [0, 1] -> (b, k, 32): sines and cosines of eight frequencies of either coordinate."""
+    angles = places[..., None] * math.pi * 2.0 ** torch.arange(8, device=places.device)
+    return torch.cat([angles.sin(), angles.cos()], -1).flatten(-2)
 
 
 def value(evidence: Tensor, gate: Tensor | None = None) -> Tensor:

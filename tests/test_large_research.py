@@ -1,0 +1,97 @@
+"""Rivals in the studies of large images: shortcuts that change nothing, costs, and learning at a tiny size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from scripts import script
+from torch.utils.flop_counter import FlopCounterMode
+
+ROOT = Path(__file__).parents[1]
+
+
+def canvases(count: int = 2) -> torch.Tensor:
+    """Mostly empty, with a few strokes."""
+    images = torch.zeros(count, 1500, 1500, dtype=torch.uint8)
+    draw = torch.Generator().manual_seed(0)
+    for image in images:
+        for top, left in torch.randint(0, 1470, (12, 2), generator=draw).tolist():
+            image[top : top + 28, left : left + 28] = torch.randint(1, 256, (28, 28), generator=draw)
+    return images
+
+
+@torch.no_grad()
+def test_empty_patches_are_encoded_once_and_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    rivals = script("research/large/rivals.py")
+    torch.manual_seed(0)
+    model = rivals.Pooled(20, width=16).eval()
+    for norm in model.modules():
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            torch.nn.init.normal_(norm.running_mean, 0, 0.1)
+    patches = rivals.patches_of(canvases())
+    places = rivals.patch_centres(patches.device).expand(2, -1, -1)
+    counts: list[int] = []
+    handle = model.encoder.register_forward_pre_hook(lambda _, args: counts.append(len(args[0])))
+    quick, chosen = model.tokens(patches, places), model.highest(patches, places)
+    handle.remove()
+    assert max(counts) <= 1 + 2 * 12 * 4  # a stroke of 28 pixels lies in four patches at most
+    monkeypatch.setattr(model, "encode_shown", model.encoder)
+    torch.testing.assert_close(quick, model.tokens(patches, places))
+    assert torch.equal(chosen, model.highest(patches, places))
+
+
+def test_a_patch_that_is_left_out_has_no_gradient_and_training_goes_on() -> None:
+    rivals = script("research/large/rivals.py")
+    torch.manual_seed(0)
+    model = rivals.Pooled(5, width=16).train()
+    counts: list[int] = []
+
+    def count(_: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        counts.extend([len(args[0])] if torch.is_grad_enabled() else [])
+
+    model.encoder.register_forward_pre_hook(count)
+    answers, _ = model(canvases())
+    answers.sum().backward()
+    assert counts == [2 * 5]
+    assert model.training
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "vit.safetensors"
+    save_file(timm.create_model("vit_tiny_patch16_224").state_dict(), path)
+    return path
+
+
+def test_algorithm_2_reads_patches_of_the_full_scene_at_the_cost_that_is_told(weights: Path) -> None:
+    street = script("research/large/street.py")
+    torch.manual_seed(0)
+    model: Any = street.Algorithm2(weights).eval()
+    scenes = torch.randn(2, 3, 160, 272)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        alone = model(scenes[:1])
+    assert model.index.shape == (1, 10, 5)
+    read = model.index[model.index >= 0]
+    assert len(read.unique()) == len(read)
+    assert read.max() < 10 * 17
+    rest = 40 * 4 * 192 + 10 * 8 * 192 * 192 + 4 * 192  # the tape's feed-forward and the head are small beside
+    assert abs(counter.get_total_flops() / 2 - model.macs(10 * 17)) < rest + 0.01 * model.macs(10 * 17)
+    torch.testing.assert_close(model(scenes)[:1], alone, rtol=1e-3, atol=1e-4)
+
+
+def test_algorithm_2_trains_in_all_its_parts(weights: Path) -> None:
+    street = script("research/large/street.py")
+    torch.manual_seed(0)
+    model: Any = street.Algorithm2(weights)
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    images, labels = torch.randn(4, 3, 160, 272), torch.eye(4)
+    loss = street.fit(model, model.new, lambda at: images[at], labels, 3e-4, 2, 2)
+    assert loss == loss
+    still = [name for name, each in model.named_parameters() if torch.equal(each, before[name])]
+    assert still == []
