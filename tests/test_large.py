@@ -369,6 +369,18 @@ def test_a_tile_that_breaks_while_it_is_read_ahead_ends_the_call(tmp_path: Path)
         small()([image])
 
 
+def test_training_goes_on_after_a_broken_tile(tmp_path: Path) -> None:
+    """One's own loop may leave out an image that cannot be read: the next step is as if it had not been there."""
+    good = adatape.open_image(pixels(96, 128), tile=40)
+    expected = gradients(small(), [good])
+    model = small().train()
+    with pytest.raises(BrokenImage, match="tile 20"):
+        model([adatape.open_image(broken("tile", tmp_path), tile=40)], output=True, key=torch.arange(1))
+    assert all(layer.training for layer in model.scan.modules())
+    found = gradients(model, [good])
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 @pytest.mark.parametrize(
     ("image", "said"),
     [

@@ -118,6 +118,8 @@ class WindowTape(Adaptive):
         features = self._encode_visible(chosen.windows.flatten(0, 1), mask.flatten()).unflatten(0, index.shape)
         gate, evidence = self.head(features)
         tokens = self.to_token(features) + self.place(chosen.at.to(features.dtype))
+        if self.layer == len(self.vit.blocks):  # no block reads them; DDP waits for gradients of all that outputs have
+            tokens = tokens.detach()
         tape = Tape(
             tokens=tokens.masked_fill(~mask[..., None], 0),
             mask=mask,
