@@ -7,6 +7,7 @@ An image is read in tiles (`tiles`), or as a whole into the device's memory (`wh
 `peak_mb` is what tensors take at the peak, with the model's weights, gradients and the optimizer's moments: counted by
 the device's allocator, or on a CPU, in a call of its own, from the storages that operations make. `keys_mb` is one
 float for each cell; `host_mb` is the most that the process has allocated meanwhile, without mapped files.
+`cpu_seconds` is processor time of all threads, which other processes of a busy machine change less than `seconds`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from adatape.windows.sources import TiledImage
 from adatape.windows.tiles import tiles_of
 
 BAND = 64  # rows of noise that an image repeats
-COLUMNS = ("seconds", "scan_seconds", "windows_seconds", "peak_mb", "keys_mb", "host_mb", "gmac")
+COLUMNS = ("seconds", "cpu_seconds", "scan_seconds", "windows_seconds", "peak_mb", "keys_mb", "host_mb", "gmac")
 
 
 class Setting(NamedTuple):
@@ -104,14 +105,14 @@ def scanning(setting: Setting, images: Callable[[], Tensor | list[LargeImage]]) 
             TiledImage(given[0], setting.device, model.view).scanned(model.scan)
 
 
-def seconds(call: Callable[[], None], setting: Setting) -> float:
+def seconds(call: Callable[[], None], setting: Setting, clock: Callable[[], float] = time.perf_counter) -> float:
     took = []
     for _ in range(setting.how.rounds):
         setting.synchronize()
-        began = time.perf_counter()
+        began = clock()
         call()
         setting.synchronize()
-        took.append(time.perf_counter() - began)
+        took.append(clock() - began)
     return statistics.median(took)
 
 
@@ -204,6 +205,7 @@ def measured(setting: Setting, path: Path, side: int, kind: str, mode: str) -> R
         step(setting, images)
         with host_peak() as most:
             row["seconds"] = seconds(lambda: step(setting, images), setting)
+        row["cpu_seconds"] = seconds(lambda: step(setting, images), setting, time.process_time)
         row |= {"host_mb": most[0], "peak_mb": peak_mb(lambda: step(setting, images), setting)}
         if mode == "inference":
             row["gmac"] = gmac(setting, side, how.tile if tiled else None)
