@@ -98,6 +98,14 @@ def test_it_needs_no_data_set_and_computes_in_float32(serving: Serving) -> None:
     assert load_config(STREET / "config.json").model.budget == served.model.budget()
 
 
+def test_stored_figures_are_of_the_model_that_is_served(serving: Serving) -> None:
+    stored, model = json.loads((STREET / "result.json").read_text()), serving.served.model
+    assert stored["sequence_mean"] == pytest.approx(model.input_tokens() + stored["length_mean"])
+    assert stored["sequence_max"] == model.input_tokens() + len(stored["lengths"]) - 1
+    whole = total(cost(model, 8))
+    assert (stored["parameters"], stored["gflops"]) == (whole.parameters, pytest.approx(whole.macs / 1e9))
+
+
 def test_examples_come_in_the_order_of_their_table(serving: Serving) -> None:
     async def go() -> Any:
         return json.loads(await serving.app.state.service.gallery.examples(12))["examples"]

@@ -8,7 +8,7 @@ algorithm2    the ViT on the shrunk canvas, with a tape read by Algorithm 2 as p
 ips           patches encoded without gradient, the 100 with the highest attention encoded again and pooled, as IPS does
 all           all 900 patches encoded and pooled
 
-Patches that show nothing are alike, so that inference and IPS's scan encode one of them; costs count all patches.
+Patches that show nothing are alike, so that inference and IPS's scan encode few of them; costs count all patches.
 `ips` is also scored with all patches pooled.
 """
 
@@ -34,6 +34,7 @@ from adatape.data import megapixel as canvas
 
 SIDE, PATCH = 1500, 50
 GRID = SIDE // PATCH
+SHAPES = 512  # patches that are encoded together are a multiple of this
 Answers = tuple[Tensor, Tensor]  # (b, 4, 10), and a loss of its own
 
 
@@ -118,11 +119,12 @@ class Pooled(nn.Module):
         return encode(patches.flatten(0, 1)).unflatten(0, patches.shape[:2]) + self.place(waves(places))
 
     def encode_shown(self, patches: Tensor) -> Tensor:
-        """What the encoder makes of patches in inference, of which those that are empty are encoded once."""
+        """What the encoder makes of patches in inference, of which those that are empty are alike."""
         shown = patches.flatten(1).any(1).nonzero()[:, 0]
-        found = self.encoder(torch.cat([torch.zeros_like(patches[:1]), patches[shown]]))
+        empty = SHAPES - len(shown) % SHAPES  # at least one; of every other count cuDNN would choose its kernels anew
+        found = self.encoder(torch.cat([patches.new_zeros(empty, *patches.shape[1:]), patches[shown]]))
         row = torch.zeros(len(patches), dtype=torch.int64, device=patches.device)
-        row[shown] = torch.arange(1, len(found), device=patches.device)
+        row[shown] = torch.arange(empty, len(found), device=patches.device)
         return found[row]
 
     def pooled(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
