@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -95,3 +96,15 @@ def test_algorithm_2_trains_in_all_its_parts(weights: Path) -> None:
     assert loss == loss
     still = [name for name, each in model.named_parameters() if torch.equal(each, before[name])]
     assert still == []
+
+
+def test_scores_of_new_systems_join_the_stored_ones_if_they_are_of_the_same_scenes(tmp_path: Path) -> None:
+    tables = script("research/large/large_tables.py")
+    stored, labels = tmp_path / "stored.npz", np.eye(4, dtype=np.uint8)
+    np.savez(stored, **{"labels": labels, "plain 224 seed 0": np.zeros((4, 4), np.float16)})
+    np.savez(tmp_path / "street-scores-algorithm2-1.npz", **{"labels": labels, "algorithm2 10": np.ones((4, 4))})
+    assert tables.add_scores(tmp_path, stored) == ["algorithm2 10 seed 1"]
+    assert set(np.load(stored).files) == {"labels", "plain 224 seed 0", "algorithm2 10 seed 1"}
+    np.savez(tmp_path / "street-scores-2.npz", **{"labels": labels[:2], "all 8": np.ones((2, 4))})
+    with pytest.raises(ValueError, match="other scenes"):
+        tables.add_scores(tmp_path, stored)

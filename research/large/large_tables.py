@@ -1,6 +1,7 @@
 """Tables of the large-image studies from their rows; street scenes with a paired bootstrap over scenes.
 
 python research/large/large_tables.py
+python research/large/large_tables.py --add runs/street     first adds the scores that street.py left there
 """
 
 from __future__ import annotations
@@ -120,10 +121,27 @@ def megapixel() -> None:
         print(f"| {label} | {np.mean([row['gmac'] for row in rows]):.2f} | {tasks} | {len(rows)} |")
 
 
+def add_scores(folder: Path, stored: Path) -> list[str]:
+    """Adds street-scores-…-SEED.npz of a folder to the stored scores, of the same scenes; the names that are new."""
+    scores = dict(np.load(stored))
+    before = set(scores)
+    for path in sorted(folder.glob("street-scores-*.npz")):
+        found, seed = np.load(path), path.stem.rpartition("-")[2]
+        if not np.array_equal(found["labels"], scores["labels"]):
+            raise ValueError(f"{path} has other scenes than {stored}; run street.py with --final")
+        scores |= {f"{name} seed {seed}": found[name].astype(np.float16) for name in found.files if name != "labels"}
+    np.savez_compressed(stored, **scores)
+    return sorted(set(scores) - before)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--add", type=Path)
     parser.add_argument("--only", choices=tuple(TABLES), nargs="+", default=list(TABLES))
-    for name in parser.parse_args().only:
+    args = parser.parse_args()
+    if args.add is not None:
+        print("added:", ", ".join(add_scores(args.add, RESULTS / "street_scores.npz")) or "nothing new")
+    for name in args.only:
         TABLES[name]()
 
 
