@@ -214,6 +214,34 @@ def test_bfloat16_keeps_gates_shut_and_alive() -> None:
     assert whole.gate.open.grad.abs().min() > 1e-6
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_float16_which_timms_scripts_use_trains_shut_gates_as_float32_does(fused: bool) -> None:
+    """The weight of a shut gate's key is far below float16's smallest number."""
+    slopes = []
+    for enabled in (False, True):
+        model, x = wrapped().train(), images()
+        for block in model.vit.blocks:
+            block.attn.fused_attn = fused
+        with torch.autocast("cpu", torch.float16, enabled=enabled):
+            loss = loss_of(model, x)
+        (1024 * loss).backward()
+        slopes.append(model.gate.open.grad / 1024)
+    torch.testing.assert_close(slopes[1], slopes[0], rtol=0.05, atol=0.01)
+    assert slopes[1].abs().min() > 1e-6
+
+
+def test_a_vit_in_float16_has_gates_that_learn_and_compiles() -> None:
+    model, x = wrapped(pretrained().half()).train(), images().half()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    slopes = []
+    for each in (model, compiled):
+        model.zero_grad()
+        loss_of(each, x).backward()
+        slopes.append(model.gate.open.grad.clone())
+        assert slopes[-1].abs().min() > 1e-4
+    torch.testing.assert_close(slopes[1], slopes[0], rtol=0.05, atol=0.01)
+
+
 def test_compiles_without_a_graph_break_and_exports() -> None:
     model, x = wrapped(pretrained(depth=2), "learn", steps=1, threshold=0.5), images()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

@@ -30,7 +30,8 @@ from adatape.models.execution import BlocksInput, run_buckets, run_packed, run_p
 from adatape.models.join import TapeJoin, check_join, head_count, hidden_width
 from adatape.models.rope import row_rope
 from adatape.packing import TapeRows, append_tape, key_bias, pad_rows, without_hidden_steps
-from adatape.ragged_attention import PaddingMask, padding_mask
+from adatape.patches import matmul_dtype
+from adatape.ragged_attention import Float32Bias, PaddingMask, padding_mask
 from adatape.reader import TapeReader
 from adatape.records import Output, Tape
 
@@ -108,8 +109,10 @@ class AdaTape(Adaptive):
     def attention_masks(self, blocks_input: BlocksInput, tape: Tape) -> Sequence[Any]:
         """One `attn_mask` per block from `layer` on: a mask of hidden rows, or a bias with each head's log-gate."""
         if self.gate is not None:
-            gates = self.gate().to(blocks_input.rows.dtype)
-            return [key_bias(blocks_input.visible, gate, tape.mask.shape[1]) for gate in gates]
+            rows, trains = blocks_input.rows, torch.is_grad_enabled() and not is_exporting()
+            biases = [key_bias(blocks_input.visible, gate, tape.mask.shape[1]) for gate in self.gate()]
+            in_float32 = trains and matmul_dtype(rows) == torch.float16
+            return [Float32Bias(bias) if in_float32 else bias.to(rows.dtype) for bias in biases]
         mask = None if self._all_visible(blocks_input.visible) else padding_mask(blocks_input.visible)
         return [mask] * (len(self.vit.blocks) - self.join.layer)
 
