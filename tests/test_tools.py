@@ -572,6 +572,31 @@ def test_fx_is_refused_with_what_to_use_instead() -> None:
         create_feature_extractor(wrapped(), ["vit.blocks.1"])
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:FutureWarning")
+def test_jit_is_refused_with_what_to_use_instead() -> None:
+    with pytest.raises(TypeError, match=r"torch\.jit cannot trace an adaptive model.* use torch\.export"):
+        torch.jit.trace(wrapped(), images())
+
+
+@pytest.mark.parametrize("bank", ["input", "learn"])
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_vmap_gives_every_samples_own_gradient(bank: str) -> None:
+    from torch.func import functional_call, grad, vmap
+
+    model, x = wrapped(bank), images()
+    own = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], image: Tensor) -> Tensor:
+        return functional_call(model, parameters, (image[None],)).square().sum()
+
+    found = vmap(grad(loss), (None, 0))(own, x)
+    for row in range(4):
+        model.zero_grad()
+        model(x[row : row + 1]).square().sum().backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name][row], parameter.grad, rtol=1e-3, atol=1e-4)
+
+
 # The table
 
 

@@ -371,9 +371,18 @@ def test_gates_are_counted_and_cost_no_multiply(bank: str) -> None:
     assert total(cost(model)).macs == counter.get_total_flops() // 2
 
 
+class OwnFeatures(VisionTransformer):
+    def forward_features(self, x: Tensor, **options: Any) -> Tensor:
+        return 2 * super().forward_features(x, **options)
+
+
 def test_what_cannot_be_wrapped_is_refused_with_the_reason() -> None:
     beit = timm.create_model("beit_base_patch16_224", depth=1)
     for vit, message in (
+        (wrapped(), r"the backbone is a AdaTape; .* it holds one as \.vit, so wrap that"),
+        (torch.nn.DataParallel(pretrained()), r"is a DataParallel; .* it holds one as \.module, so wrap that"),
+        (torch.compile(pretrained()), r"is a OptimizedModule; .* it holds one as \._orig_mod, so wrap that"),
+        (OwnFeatures(**SMALL), "OwnFeatures with a forward_features of its own, which a wrapper would not call"),
         (beit, "is a Beit; it must be a timm VisionTransformer or Eva: .* relative positions.* try eva02_base"),
         (timm.create_model("resnet18"), "the backbone is a ResNet; it must be a timm VisionTransformer or Eva"),
     ):
@@ -382,6 +391,9 @@ def test_what_cannot_be_wrapped_is_refused_with_the_reason() -> None:
     for make, message in (
         (lambda: wrapped(pretrained(global_pool="map"), gate=False), "global_pool is 'map'; .* gate must be True"),
         (lambda: wrapped(patch=5), "bank patch is 5; it must divide the image size 32 × 32"),
+        (lambda: wrapped(patch=4.0), "bank patch is 4.0; it must be a whole number"),
+        (lambda: wrapped(steps=2.5), "steps is 2.5; it must be a whole number"),
+        (lambda: wrapped(merge=2.5), "merge is 2.5; it must be a whole number"),
         (lambda: timm.create_model("adatape"), "backbone is None; it must be the name of a ViT"),
         (lambda: timm.create_model("adatape", backbone="vit_none"), "backbone is 'vit_none'; it must be"),
         (lambda: timm.create_model("adatape", backbone="vit_tiny_patch16_224", tape_ffn="blocks"), "keeps its blocks"),

@@ -223,6 +223,9 @@ def _warn_beyond(name: str, value: float, built: float) -> None:
 
 def _check_config(reading: ReaderConfig, width: int) -> None:
     """Checks settings at construction instead of at the first read."""
+    for name, whole in (("steps", reading.steps), ("merge", reading.merged), ("query_width", reading.query_width)):
+        if not isinstance(whole, int):
+            raise ValueError(f"{name} is {whole}; it must be a whole number")
     if not 0 < reading.query_width <= width:
         raise ValueError(f"query_width is {reading.query_width}; it must be between 1 and the model's width {width}")
     if reading.choose not in CHOICES:

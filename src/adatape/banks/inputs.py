@@ -22,6 +22,8 @@ class InputBank(Bank):
     def __init__(self, width: int, *, patch: int = 8, image: int | tuple[int, int] = 224, channels: int = 3) -> None:
         super().__init__()
         height, breadth = (image, image) if isinstance(image, int) else image
+        if not isinstance(patch, int):
+            raise ValueError(f"bank patch is {patch}; it must be a whole number")
         if patch < 1 or height % patch or breadth % patch:
             raise ValueError(f"bank patch is {patch}; it must divide the image size {height} × {breadth}")
         self.patch, self.width = patch, width

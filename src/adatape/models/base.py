@@ -28,7 +28,7 @@ from adatape.macs import PartCost, input_tokens, total, vit_cost
 from adatape.models.backbone import ViT, check_backbone, embed, pooled_prefix
 from adatape.models.rescale import Rescale
 from adatape.models.rope import GridRope
-from adatape.models.tracing import refuse_symbolic_tracing
+from adatape.models.tracing import refuse_tracing
 from adatape.packing import fill_hidden
 from adatape.reader import TapeReader
 from adatape.records import Output, Steps, Tape
@@ -87,7 +87,7 @@ class Adaptive(nn.Module, ABC):
         """Runs embedding and blocks; calls `on_block` with the input tokens after each block."""
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
-        refuse_symbolic_tracing(x)
+        refuse_tracing(x, self.adapts is not None)
         result = self.forward_blocks(self._rescaled(x), ignore_block, key)
         rows = self._final_norm(self._pooled_rows(result))
         features = self.forward_head(rows, pre_logits=True)
