@@ -63,6 +63,10 @@ class InputBank(Bank):
         top, left = index // columns * height, index % columns * width
         return torch.stack([top, left, torch.full_like(top, height), torch.full_like(left, width)], -1)
 
+    def size_at(self, image: tuple[int, int]) -> int:
+        rows, columns = self.grid_of(image)
+        return rows * columns
+
     def set_input_size(self, image: tuple[int, int]) -> None:
         """Changes the image size and resamples positions, as timm does for a ViT."""
         before = self.h1.grid_size

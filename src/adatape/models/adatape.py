@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from adatape.ablation import FixedTokens, make_reader
@@ -185,9 +186,14 @@ class AdaTape(Adaptive):
     def export_refusal(self) -> str | None:
         return self.bank.export_refusal() or self.reader.export_refusal()
 
-    def set_input_size(self, img_size: tuple[int, int]) -> None:
-        super().set_input_size(img_size)
-        self.bank.set_input_size(img_size)
+    def set_input_size(
+        self, img_size: int | tuple[int, int] | None = None, patch_size: tuple[int, int] | None = None
+    ) -> None:
+        """As timm's ViT; the bank follows the image's size, and keeps its own patches."""
+        image = self.image_size if img_size is None else to_2tuple(img_size)
+        self.reader.check_bank(self.bank.size_at(image))
+        super().set_input_size(image, patch_size)
+        self.bank.set_input_size(image)
 
     def prune_intermediate_layers(self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True) -> Any:
         taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)

@@ -138,6 +138,11 @@ class Adaptive(nn.Module, ABC):
 
     def loss(self, output: Output, target: Tensor, ponder_weight: float = 0.0, kind: LossName = "softmax") -> Tensor:
         """l = l_main + λ l_ponder; targets are class indices or probabilities."""
+        if isinstance(output.logits, tuple):
+            raise TypeError(
+                "the ViT is in distilled training and has logits of two heads, so compute a loss of each, or call "
+                "set_distilled_training(False)"
+            )
         loss = self.main_loss(output, target, kind)
         return loss + ponder_weight * output.ponder.mean() if ponder_weight else loss
 
@@ -296,9 +301,11 @@ class Adaptive(nn.Module, ABC):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.vit.set_grad_checkpointing(enable)
 
-    def set_input_size(self, img_size: tuple[int, int]) -> None:
-        """Changes the image size, as timm's ViT does."""
-        self.vit.set_input_size(img_size)
+    def set_input_size(
+        self, img_size: int | tuple[int, int] | None = None, patch_size: tuple[int, int] | None = None
+    ) -> None:
+        """Changes the size of images or of the ViT's patches, as timm's ViT does."""
+        self.vit.set_input_size(img_size=img_size, patch_size=patch_size)
 
     def no_weight_decay(self) -> set[str]:
         return {f"vit.{name}" for name in self.vit.no_weight_decay()}
