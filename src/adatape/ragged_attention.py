@@ -16,6 +16,7 @@ from torch.nn.attention.varlen import varlen_attn
 from adatape.atr import without_autocast
 from adatape.cuda_graphs import is_exporting
 from adatape.packing import Packing, key_mask
+from adatape.patches import matmul_dtype
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -125,6 +126,12 @@ class Float32Bias(RaggedMask):
         with without_autocast(q):
             attended = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=self.bias, **options)
             return attended.to(v.dtype)
+
+
+def gate_bias(bias: Float[Tensor, "b h 1 n"], rows: Tensor) -> Tensor | Float32Bias:
+    """The `attn_mask` of a bias with gates for attention among `rows`: in float32 where they train in float16."""
+    trains = torch.is_grad_enabled() and not is_exporting()
+    return Float32Bias(bias) if trains and matmul_dtype(rows) == torch.float16 else bias.to(rows.dtype)
 
 
 def padding_mask(visible: Bool[Tensor, "b n"]) -> PaddingMask | Bool[Tensor, "b 1 1 n"]:

@@ -31,8 +31,7 @@ from adatape.models.execution import BlocksInput, run_buckets, run_packed, run_p
 from adatape.models.join import TapeJoin, check_join, head_count, hidden_width
 from adatape.models.rope import row_rope
 from adatape.packing import TapeRows, append_tape, key_bias, pad_rows, without_hidden_steps
-from adatape.patches import matmul_dtype
-from adatape.ragged_attention import Float32Bias, PaddingMask, padding_mask
+from adatape.ragged_attention import PaddingMask, gate_bias, padding_mask
 from adatape.reader import TapeReader
 from adatape.records import Output, Tape
 
@@ -110,10 +109,8 @@ class AdaTape(Adaptive):
     def attention_masks(self, blocks_input: BlocksInput, tape: Tape) -> Sequence[Any]:
         """One `attn_mask` per block from `layer` on: a mask of hidden rows, or a bias with each head's log-gate."""
         if self.gate is not None:
-            rows, trains = blocks_input.rows, torch.is_grad_enabled() and not is_exporting()
             biases = [key_bias(blocks_input.visible, gate, tape.mask.shape[1]) for gate in self.gate()]
-            in_float32 = trains and matmul_dtype(rows) == torch.float16
-            return [Float32Bias(bias) if in_float32 else bias.to(rows.dtype) for bias in biases]
+            return [gate_bias(bias, blocks_input.rows) for bias in biases]
         mask = None if self._all_visible(blocks_input.visible) else padding_mask(blocks_input.visible)
         return [mask] * (len(self.vit.blocks) - self.join.layer)
 
@@ -186,10 +183,7 @@ class AdaTape(Adaptive):
     def export_refusal(self) -> str | None:
         return self.bank.export_refusal() or self.reader.export_refusal()
 
-    def set_input_size(
-        self, img_size: int | tuple[int, int] | None = None, patch_size: tuple[int, int] | None = None
-    ) -> None:
-        """As timm's ViT; the bank follows the image's size, and keeps its own patches."""
+    def set_input_size(self, img_size: Any = None, patch_size: tuple[int, int] | None = None) -> None:
         image = self.image_size if img_size is None else to_2tuple(img_size)
         self.reader.check_bank(self.bank.size_at(image))
         super().set_input_size(image, patch_size)
