@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
+
 from cells import rounded, table
 from rows import RESULTS, Row, read_rows
 
-HEAD = ["tokens", "bank", "cells searched", "a batch of 8", "memory", "recall", "build", "index"]
 NAMES = {"plain": "in memory", "exact": "`exact`", "ivf": "`ivf`", "ivf-pq": "`ivf-pq`"}
 
 
 def by_size() -> str:
-    """One table for each kind of data: with centres, then without."""
+    """One table for each kind of data, with centres and without; a row has one bank, a column the cells searched."""
     every = read_rows(RESULTS / "retrieval.jsonl")
-    kinds = {bool(row["centres"]): "" for row in sorted(every, key=lambda row: -row["centres"])}
-    for clustered in kinds:
-        rows = [row for row in every if bool(row["centres"]) == clustered]
-        rows.sort(key=lambda row: (row["rows"], [*NAMES].index(row["kind"]), row["probes"] or 0))
-        kinds[clustered] = table(HEAD, [_cells(row) for row in rows])
     named = {True: "Tokens around 20,000 centres:", False: "Tokens without any structure:"}
-    return "\n\n".join(f"{named[clustered]}\n\n{text}" for clustered, text in kinds.items())
+    found = []
+    for clustered, text in named.items():
+        rows = [row for row in every if bool(row["centres"]) == clustered]
+        probes = sorted({row["probes"] for row in rows if row["probes"]})
+        head = ["tokens", "bank", "all keys", *(f"{count} cell{'s' * (count > 1)}" for count in probes)]
+        banks = [_bank(list(group), probes) for _, group in groupby(sorted(rows, key=_order), _order)]
+        found.append(f"{text}\n\n{table([*head, 'memory', 'build', 'index'], banks)}")
+    return "\n\n".join(found)
 
 
-def _cells(row: Row) -> list[str]:
-    searched = f"{row['probes']} of {row['cells']}" if row["probes"] else "–"
-    searched += f", {row['fetch']} candidates" if row.get("fetch") else ""
-    recall = f"{100 * row['recall']:.1f} %{_note(row)}" if "recall" in row else "–"
-    took, memory = f"{rounded(row['cpu_milliseconds'], 0)} ms", _bytes(row["peak_megabytes"] * 2**20)
-    built = [f"{row['build_cpu_seconds']:.0f} s", _bytes(row["index_bytes"])] if "index_bytes" in row else ["–", "–"]
-    return [f"{row['rows']:.0e}".replace("+0", ""), NAMES[row["kind"]], searched, took, memory, recall, *built]
+def _order(row: Row) -> tuple[int, int, int]:
+    return row["rows"], [*NAMES].index(row["kind"]), row.get("fetch") or 0
 
 
-def _note(row: Row) -> str:
-    return "" if row["recall_steps"] == 10 else f" (first {row['recall_steps']} steps)"
+def _bank(rows: Sequence[Row], probes: Sequence[int]) -> list[str]:
+    first, searched = rows[0], {row["probes"]: _searched(row) for row in rows}
+    name = NAMES[first["kind"]]
+    name += f" of {first['cells']:,} cells" if first["probes"] else ""
+    name += f", {first['fetch']:,} candidates" if first.get("fetch") else ""
+    name += "" if first["recall_steps"] == 10 else f", first {first['recall_steps']} steps"
+    built = (
+        [f"{first['build_cpu_seconds']:.0f} s", _bytes(first["index_bytes"])] if "index_bytes" in first else ["–"] * 2
+    )
+    memory = _bytes(max(row["peak_megabytes"] for row in rows) * 2**20)
+    size = f"{first['rows']:.0e}".replace("+0", "")
+    return [size, name, *(searched.get(count, "–") for count in (None, *probes)), memory, *built]
+
+
+def _searched(row: Row) -> str:
+    recall = f", {100 * row['recall']:.1f} %" if "recall" in row else ""
+    return f"{rounded(row['cpu_milliseconds'], 0)} ms{recall}"
 
 
 def _bytes(count: float) -> str:

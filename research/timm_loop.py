@@ -3,11 +3,13 @@
     python research/timm_loop.py results/timm_loop.jsonl --data data/cifar100               both sides, three seeds
     python research/timm_loop.py results/timm_loop.jsonl --data data/cifar100 --side ours --seeds 0
     python research/timm_loop.py results/timm_loop.jsonl --data data/cifar100 --set epochs=60 engine.workers=12
+    python research/timm_loop.py results/timm_loop.jsonl --data data/cifar100 --device cpu --pace 8      no training
 
 The recipe is `adatape train cifar100 --system vit --patch 4` (ViT-Ti/4). A row has the accuracy on the test set, in
 float32, and images per second, loader included: the median over log intervals after the first. The two sides have the
 same initial weights, decay groups, rates, clipping, average and precision: with augmentation off they have the same
-losses (tests/test_timm_loop.py). What differs otherwise:
+losses (tests/test_timm_loop.py). `--pace` takes turns of both sides in one process and counts images per second of
+processor time, which a busy machine does not change. What differs otherwise:
 
 - RandAugment: timm has 15 operations, ours 16, with cutout; each is always applied, on both sides.
 - Mixup and CutMix pair a sample with its mirror place in the batch at timm, with the next sample at ours.
@@ -51,6 +53,7 @@ from adatape.train.folder import environment
 from adatape.train.launch import train_to_folder
 from adatape.train.logger import METRICS, lines_of
 from adatape.train.sweep import experiment_of
+from adatape.train.trainer import Trainer
 
 Side = Literal["timm", "ours"]
 SIDES: tuple[Side, ...] = ("timm", "ours")
@@ -246,6 +249,24 @@ def train_by_ours(experiment: Experiment, device: torch.device, folder: Path) ->
     return Trained(result["accuracy"], median_pace(paces), [line["loss"] for line in lines])
 
 
+def paces_in_turns(experiment: Experiment, rounds: int, steps: int = 20) -> dict[Side, float]:
+    """Images per second of processor time, loader included: medians over `rounds` turns after the first, on a CPU."""
+    if experiment.engine.workers:
+        raise ValueError(f"engine.workers is {experiment.engine.workers}; processor time is of one process, so 0")
+    loop = TimmLoop(experiment, torch.device("cpu"), open_images(check_covered(experiment)[0], "test").classes)
+    batches = loop.batches()
+    steppers: dict[Side, Iterator[Any]] = {
+        "timm": (loop.step(*batch) for batch in batches),
+        "ours": iter(Trainer(experiment).train(steps * (rounds + 1))),
+    }
+    found: dict[Side, list[float]] = {side: [] for side in SIDES}
+    for _, side in itertools.product(range(rounds + 1), SIDES):
+        began = time.process_time()
+        taken = len(list(itertools.islice(steppers[side], steps)))
+        found[side].append(taken * experiment.optimizer.batch / (time.process_time() - began))
+    return {side: median_pace(paces) for side, paces in found.items()}
+
+
 def median_pace(paces: Sequence[float]) -> float:
     """The first interval has the start of workers and compilation."""
     return statistics.median(paces[1:] or paces)
@@ -284,8 +305,16 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", nargs="*", default=[], help="keywords and fields for every run, as in epochs=60")
     parser.add_argument("--runs", type=Path, help="where run folders of our side go; runs/OUT unless given")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--pace", type=int, metavar="ROUNDS", help="only time both sides, in turns, on a CPU")
     arguments = parser.parse_args(given)
     runs = arguments.runs or Path("runs") / arguments.out.stem
+    if arguments.pace is not None:
+        experiment = experiment_of(RECIPES[RECIPE], " ".join([WORDS, *arguments.set]), path=arguments.data)
+        paces = paces_in_turns(experiment, arguments.pace)
+        made = {"config": to_dict(experiment), "environment": environment("cpu")}
+        add_rows(arguments.out, [{"run": f"{RECIPE}/pace", "images_per_second": paces, **made}])
+        print("  ".join(f"{side} {pace:,.0f} images/s of processor time" for side, pace in paces.items()))
+        return
     rows = []
     for seed, side in itertools.product(arguments.seeds, arguments.side):
         experiment = experiment_of(RECIPES[RECIPE], " ".join([WORDS, *arguments.set]), path=arguments.data, seed=seed)

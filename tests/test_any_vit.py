@@ -111,6 +111,27 @@ def test_a_sample_does_not_depend_on_its_batch_nor_on_hidden_rows(kind: str, ban
         model.set_budget()
 
 
+@pytest.mark.parametrize("kind", [kind for kind in VITS if "attention pooling" not in kind])
+@torch.no_grad()
+def test_packed_and_bucketed_rows_are_the_padded_ones(kind: str) -> None:
+    model, x = opened(kind, gate=False), images(8)
+    padded = model(x, output=True)
+    assert padded.tape.length.min() < padded.tape.length.max()
+    for layout in ({}, {"buckets": 3}):
+        model.set_packed(**layout)
+        torch.testing.assert_close(model(x), padded.logits, rtol=1e-5, atol=1e-5)
+
+
+def test_two_heads_in_distilled_training_have_two_logits_and_no_single_loss() -> None:
+    model = opened("DeiT, distilled").train()
+    model.vit.set_distilled_training(True)
+    output = model(images(), output=True)
+    assert [each.shape for each in output.logits] == [(4, 5), (4, 5)]
+    with pytest.raises(TypeError, match="logits of two heads, so compute a loss of each"):
+        model.loss(output, torch.arange(4))
+    assert model.eval()(images()).shape == (4, 5)
+
+
 def test_places_on_the_image_matter_to_a_rotating_vit() -> None:
     model, x = opened("DINOv3"), images()
     seen = model(x)

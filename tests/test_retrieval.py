@@ -405,6 +405,11 @@ def test_the_hash_of_a_norm_is_of_its_numbers() -> None:
         (np.zeros((30, 8), np.float32), {"kind": "ivf-pq", "code_bytes": 3}, "code_bytes is 3 and there are 30 keys"),
         (np.zeros((30, 8), np.float32), {"rows": (10, 31)}, r"rows is \(10, 31\); .* within the 30 rows"),
         (np.zeros((30, 8), np.float32), {"norm": nn.LayerNorm(7)}, "norm is LayerNorm.* values' width 8"),
+        (np.zeros((30, 8), np.float32), {"norm": nn.LayerNorm(8, bias=False)}, "norm is LayerNorm.* scale and shift"),
+        (np.zeros((30, 8), np.float32), {"query_width": 7.5}, "query_width is 7.5; it must be a whole number"),
+        (np.zeros((30, 8), np.float32), {"kind": "ivf", "probes": 0}, "probes is 0; it must be .* at least 1"),
+        (np.zeros((30, 8), np.float32), {"kind": "ivf-pq", "code_bytes": 0}, "code_bytes is 0; it must be"),
+        (np.zeros((30, 8), np.float32), {"chunk": 0}, "chunk is 0; it must be"),
     ],
 )
 def test_values_that_make_no_index_are_refused(
@@ -465,17 +470,57 @@ def test_a_missing_or_foreign_index_is_refused_when_opened(how: str, message: st
         RetrievalBank(folder)
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rows": "a"}, "index.json: rows is 'a'; it must be a whole number"),
+        ({"width": 33}, "values.npy has 300 rows of width 32; .*index.json says otherwise"),
+        ({"first_row": 1}, "values.npy has 300 rows of width 32; .*index.json says otherwise"),
+        ({"first_row": -1}, "index.json: first_row is -1; it must be at least 0"),
+        ({"kind": "ivf"}, "keys.faiss is a FAISS IndexFlatIP of 1 cells; .*index.json says ivf and 1"),
+        ({"kind": "hnsw"}, "index.json: kind is 'hnsw'; it must be one of exact, ivf, ivf-pq"),
+        ({"largest_key": None}, "index.json: largest_key is null; it must be a number"),
+        ({"cells": 0}, "index.json: cells is 0; it must be at least 1"),
+        ({"cells": 4}, "keys.faiss is a FAISS IndexFlatIP of 1 cells; .*index.json says exact and 4"),
+        ({"values": 3}, "index.json: values is 3; it must be text"),
+    ],
+)
+def test_facts_that_do_not_fit_their_files_are_refused_when_opened(
+    changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    facts = stored(tmp_path, tokens_of(300)) / FACTS
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), **changed}))
+    with pytest.raises(ValueError, match=message):
+        RetrievalBank(facts.parent)
+
+
+def test_on_the_meta_device_a_model_that_searches_gives_shapes(tmp_path: Path) -> None:
+    bank = RetrievalBank(stored(tmp_path, tokens_of(300)))
+    with torch.device("meta"):
+        made = wrapped(bank)
+    for model in (made, wrapped(bank).to("meta")):
+        output = model(images().to("meta"), output=True)
+        steps, width = model.reader.steps, bank.width
+        assert output.tape.tokens.shape == (len(images()), steps, width)
+        assert output.logits.is_meta
+
+
 def test_other_misuse_is_refused_in_one_line(tmp_path: Path) -> None:
     folder = stored(tmp_path / "a", tokens_of(300))
     narrow = stored(tmp_path / "b", tokens_of(300), query_width=8)
+    (tmp_path / "empty.npy").touch()
     for attempt, message in (
         (lambda: RetrievalBank(), "at least one index"),
         (lambda: RetrievalBank(folder, narrow), "has query_width 16 and .* 8; they must be equal"),
         (lambda: RetrievalBank(folder, probes=0), "probes is 0; it must be at least 1"),
+        (lambda: RetrievalBank(folder, probes=1.5), "probes is 1.5; it must be .* a whole number"),
         (lambda: RetrievalBank(folder, fetch=0), "fetch is 0"),
+        (lambda: RetrievalBank("https://127.0.0.1:8700"), "it must be like http://127.0.0.1:8700"),
+        (lambda: RetrievalBank("http://127.0.0.1:87000"), "address is 'http://127.0.0.1:87000'; .* Port out of range"),
         (lambda: RetrievalBank("http://127.0.0.1:8700/index"), "it must be like http://127.0.0.1:8700"),
         (lambda: build_index(folder / "values.npy", folder), "exists; choose another folder"),
         (lambda: build_index(tmp_path / "none.npy", tmp_path / "c"), "none.npy is missing"),
+        (lambda: build_index(tmp_path / "empty.npy", tmp_path / "c"), "empty.npy is no .npy file"),
         (lambda: wrapped(FrozenBank(torch.zeros(300, 8))), "tokens have width 8 and the ViT's 32; they must be equal"),
     ):
         with pytest.raises((ValueError, FileExistsError, FileNotFoundError), match=message):

@@ -127,6 +127,17 @@ def test_both_sides_with_all_augmentation_give_a_row_for_each_seed(
     assert [line.split()[0] for line in said[-2:]] == ["timm", "ours"]
 
 
+def test_both_sides_are_timed_in_turns(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.jsonl"
+    sets = SMALL.replace(f"optimizer.steps={STEPS}", "optimizer.steps=100").replace(f"batch={COUNT}", "batch=8").split()
+    timm_loop.main([str(out), "--data", data, "--pace", "2", "--set", *sets])
+    [row] = [json.loads(line) for line in out.read_text().splitlines()]
+    assert min(row["images_per_second"][side] for side in timm_loop.SIDES) > 0
+    assert [word for word in capsys.readouterr().out.split() if word in timm_loop.SIDES] == ["timm", "ours"]
+    with pytest.raises(ValueError, match=r"engine\.workers is 2; .* so 0"):
+        timm_loop.main([str(out), "--data", data, "--pace", "1", "--set", *sets, "engine.workers=2"])
+
+
 def test_what_the_loop_would_not_follow_is_refused(data: str) -> None:
     with pytest.raises(ValueError, match=r"data\.augment\.crop is 'inception'; the loop of timm's parts has 'pad' or"):
         timm_loop.check_covered(experiment(data, Augment(crop="inception")))

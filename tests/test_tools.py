@@ -518,6 +518,29 @@ def test_images_of_any_size_are_read_as_after_set_input_size(size: tuple[int, in
     assert torch.equal(model(images()), model.vit(images()))
 
 
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [((30, 32), "images are 30 × 32 and the bank's patches 4 × 4"), (16, "steps is 6; it needs 24 .* the bank has 16")],
+)
+def test_an_input_size_that_the_bank_cannot_give_is_refused_at_once(size: Any, message: str) -> None:
+    model = wrapped()
+    before = model(images())
+    with pytest.raises(ValueError, match=message):
+        model.set_input_size(size)
+    assert torch.equal(model(images()), before)
+    model.set_budget(3)
+    model.set_input_size(16)
+    assert model(images(size=16)).shape == (4, 5)
+
+
+def test_patches_of_another_size_are_set_as_by_timm() -> None:
+    model = wrapped(opened=False)
+    before = model.bank(images())
+    model.set_input_size(patch_size=(16, 16))
+    torch.testing.assert_close(model(images()), model.vit(images()), rtol=1e-4, atol=1e-4)
+    assert torch.equal(model.bank(images()), before)
+
+
 def test_a_shut_tape_of_an_image_of_another_size_changes_nothing_and_its_positions_learn() -> None:
     model, wide = wrapped(opened=False, dynamic_img_size=True), torch.randn(2, 3, 48, 32)
     torch.testing.assert_close(model(wide), model.vit(wide), rtol=1e-4, atol=1e-5)
@@ -570,6 +593,31 @@ def test_fx_is_refused_with_what_to_use_instead() -> None:
 
     with pytest.raises(TypeError, match=r"torch\.fx cannot trace .* forward_intermediates"):
         create_feature_extractor(wrapped(), ["vit.blocks.1"])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:FutureWarning")
+def test_jit_is_refused_with_what_to_use_instead() -> None:
+    with pytest.raises(TypeError, match=r"torch\.jit cannot trace an adaptive model.* use torch\.export"):
+        torch.jit.trace(wrapped(), images())
+
+
+@pytest.mark.parametrize("bank", ["input", "learn"])
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_vmap_gives_every_samples_own_gradient(bank: str) -> None:
+    from torch.func import functional_call, grad, vmap
+
+    model, x = wrapped(bank), images()
+    own = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], image: Tensor) -> Tensor:
+        return functional_call(model, parameters, (image[None],)).square().sum()
+
+    found = vmap(grad(loss), (None, 0))(own, x)
+    for row in range(4):
+        model.zero_grad()
+        model(x[row : row + 1]).square().sum().backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name][row], parameter.grad, rtol=1e-3, atol=1e-4)
 
 
 # The table

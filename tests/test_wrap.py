@@ -214,6 +214,34 @@ def test_bfloat16_keeps_gates_shut_and_alive() -> None:
     assert whole.gate.open.grad.abs().min() > 1e-6
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_float16_which_timms_scripts_use_trains_shut_gates_as_float32_does(fused: bool) -> None:
+    """The weight of a shut gate's key is far below float16's smallest number."""
+    slopes = []
+    for enabled in (False, True):
+        model, x = wrapped().train(), images()
+        for block in model.vit.blocks:
+            block.attn.fused_attn = fused
+        with torch.autocast("cpu", torch.float16, enabled=enabled):
+            loss = loss_of(model, x)
+        (1024 * loss).backward()
+        slopes.append(model.gate.open.grad / 1024)
+    torch.testing.assert_close(slopes[1], slopes[0], rtol=0.05, atol=0.01)
+    assert slopes[1].abs().min() > 1e-6
+
+
+def test_a_vit_in_float16_has_gates_that_learn_and_compiles() -> None:
+    model, x = wrapped(pretrained().half()).train(), images().half()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    slopes = []
+    for each in (model, compiled):
+        model.zero_grad()
+        loss_of(each, x).backward()
+        slopes.append(model.gate.open.grad.clone())
+        assert slopes[-1].abs().min() > 1e-4
+    torch.testing.assert_close(slopes[1], slopes[0], rtol=0.05, atol=0.01)
+
+
 def test_compiles_without_a_graph_break_and_exports() -> None:
     model, x = wrapped(pretrained(depth=2), "learn", steps=1, threshold=0.5), images()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -343,9 +371,18 @@ def test_gates_are_counted_and_cost_no_multiply(bank: str) -> None:
     assert total(cost(model)).macs == counter.get_total_flops() // 2
 
 
+class OwnFeatures(VisionTransformer):
+    def forward_features(self, x: Tensor, **options: Any) -> Tensor:
+        return 2 * super().forward_features(x, **options)
+
+
 def test_what_cannot_be_wrapped_is_refused_with_the_reason() -> None:
     beit = timm.create_model("beit_base_patch16_224", depth=1)
     for vit, message in (
+        (wrapped(), r"the backbone is a AdaTape; .* it holds one as \.vit, so wrap that"),
+        (torch.nn.DataParallel(pretrained()), r"is a DataParallel; .* it holds one as \.module, so wrap that"),
+        (torch.compile(pretrained()), r"is a OptimizedModule; .* it holds one as \._orig_mod, so wrap that"),
+        (OwnFeatures(**SMALL), "OwnFeatures with a forward_features of its own, which a wrapper would not call"),
         (beit, "is a Beit; it must be a timm VisionTransformer or Eva: .* relative positions.* try eva02_base"),
         (timm.create_model("resnet18"), "the backbone is a ResNet; it must be a timm VisionTransformer or Eva"),
     ):
@@ -354,6 +391,9 @@ def test_what_cannot_be_wrapped_is_refused_with_the_reason() -> None:
     for make, message in (
         (lambda: wrapped(pretrained(global_pool="map"), gate=False), "global_pool is 'map'; .* gate must be True"),
         (lambda: wrapped(patch=5), "bank patch is 5; it must divide the image size 32 × 32"),
+        (lambda: wrapped(patch=4.0), "bank patch is 4.0; it must be a whole number"),
+        (lambda: wrapped(steps=2.5), "steps is 2.5; it must be a whole number"),
+        (lambda: wrapped(merge=2.5), "merge is 2.5; it must be a whole number"),
         (lambda: timm.create_model("adatape"), "backbone is None; it must be the name of a ViT"),
         (lambda: timm.create_model("adatape", backbone="vit_none"), "backbone is 'vit_none'; it must be"),
         (lambda: timm.create_model("adatape", backbone="vit_tiny_patch16_224", tape_ffn="blocks"), "keeps its blocks"),

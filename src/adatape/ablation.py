@@ -65,6 +65,9 @@ class FixedTokens(nn.Module):
             raise ValueError(f"steps is {steps}; it must be 0 to {self.reading.steps}, the number of trained tokens")
         self.steps = steps
 
+    def check_bank(self, size: int, steps: int | None = None) -> None:
+        """Does nothing: it reads no bank."""
+
     def forward(self, query: Float[Tensor, "b d"], bank: Tensor, key: Tensor | None = None) -> Tape:  # noqa: ARG002
         b = query.shape[0]
         tokens = self.tokens[: self.steps].expand(b, -1, -1).to(query.dtype)

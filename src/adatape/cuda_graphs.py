@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 WARM_UP_CALLS = 3
 Tensors = tuple[Tensor, ...]
@@ -23,8 +24,8 @@ def is_compiling_or_capturing() -> bool:
 
 
 def may_look_at(x: Tensor) -> bool:
-    """Whether control flow may depend on the values of `x` at no cost: on a CPU, not compiled or exported."""
-    return x.is_cpu and not torch.compiler.is_compiling()
+    """Whether control flow may depend on the values of `x` at no cost: on a CPU, not compiled, nor in `torch.func`."""
+    return x.is_cpu and not torch.compiler.is_compiling() and not is_functorch_wrapped_tensor(x)
 
 
 @contextmanager

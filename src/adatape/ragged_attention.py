@@ -1,4 +1,4 @@
-"""Attention on ragged sequences: objects that are passed to timm's blocks as `attn_mask` and run a faster kernel."""
+"""Objects that are passed to timm's blocks as `attn_mask`: ragged sequences by a faster kernel, gates in float32."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from adatape.atr import without_autocast
 from adatape.cuda_graphs import is_exporting
 from adatape.packing import Packing, key_mask
+from adatape.patches import matmul_dtype
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -22,14 +24,14 @@ HALF = (torch.float16, torch.bfloat16)
 class RaggedMask(ABC):
     """An `attn_mask` that intercepts `scaled_dot_product_attention`, as PyTorch's `CausalBias` does.
 
-    Non-fused attention sees it as the boolean mask that it represents.
+    Non-fused attention sees it as the mask that it represents.
     """
 
-    dtype = torch.bool
+    dtype = torch.bool  # of the mask
 
     @abstractmethod
-    def mask(self) -> Bool[Tensor, "..."]:
-        """The boolean mask, True where a query attends to a key."""
+    def mask(self) -> Tensor:
+        """The boolean mask, True where a query attends to a key; or a bias."""
 
     @abstractmethod
     def attend_fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -47,7 +49,7 @@ class RaggedMask(ABC):
             return _attend(*args, **(kwargs or {}))
         return function(*(each.mask() if isinstance(each, RaggedMask) else each for each in args), **(kwargs or {}))
 
-    def __invert__(self) -> Bool[Tensor, "..."]:
+    def __invert__(self) -> Tensor:
         return ~self.mask()
 
 
@@ -101,6 +103,35 @@ class PackedMask(RaggedMask):
         row = torch.arange(self.total, device=self.cu_seqlens.device)
         sample = torch.bucketize(row, self.cu_seqlens[1:], right=True)
         return sample * self.max_seqlen + row - self.cu_seqlens[sample]
+
+
+class Float32Bias(RaggedMask):
+    """A bias whose attention is computed in float32, for gates that are trained in float16.
+
+    There the weight of a shut gate's key would be rounded to 0, and its gradient with it.
+    """
+
+    dtype = torch.float32
+
+    def __init__(self, bias: Float[Tensor, "b h 1 n"]) -> None:
+        self.bias = bias
+
+    def mask(self) -> Float[Tensor, "b h 1 n"]:
+        return self.bias
+
+    def attend_fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.attend_masked(q, k, v)
+
+    def attend_masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        with without_autocast(q):
+            attended = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=self.bias, **options)
+            return attended.to(v.dtype)
+
+
+def gate_bias(bias: Float[Tensor, "b h 1 n"], rows: Tensor) -> Tensor | Float32Bias:
+    """The `attn_mask` of a bias with gates for attention among `rows`: in float32 where they train in float16."""
+    trains = torch.is_grad_enabled() and not is_exporting()
+    return Float32Bias(bias) if trains and matmul_dtype(rows) == torch.float16 else bias.to(rows.dtype)
 
 
 def padding_mask(visible: Bool[Tensor, "b n"]) -> PaddingMask | Bool[Tensor, "b 1 1 n"]:

@@ -75,9 +75,8 @@ class TapeReader(nn.Module):
         steps = self.reading.steps if steps is None else whole_steps(steps)
         if steps < 0:
             raise ValueError(f"steps is {steps}; it must be 0 (no tape) or more")
-        need = self.tokens_needed(dataclasses.replace(self.reading, steps=steps, merge=self.reading.merged))
-        if bank_size is not None and need > bank_size:
-            raise ValueError(f"steps is {steps}; it needs {need} bank tokens, and the bank has {bank_size}")
+        if bank_size is not None:
+            self.check_bank(bank_size, steps)
         if threshold is None:
             threshold = self.reading.threshold * steps / self.reading.steps
         elif not threshold > 0:
@@ -86,6 +85,13 @@ class TapeReader(nn.Module):
             _warn_beyond("threshold", threshold, self.reading.threshold)
         _warn_beyond("steps", steps, self.reading.steps)
         self.steps, self.threshold = steps, threshold
+
+    def check_bank(self, size: int, steps: int | None = None) -> None:
+        """Refuses a bank of fewer tokens than `steps` read, by default those of the budget."""
+        steps = self.steps if steps is None else steps
+        need = self.tokens_needed(dataclasses.replace(self.reading, steps=steps, merge=self.reading.merged))
+        if need > size:
+            raise ValueError(f"steps is {steps}; it needs {need} bank tokens, and the bank has {size}")
 
     @property
     def always_full(self) -> bool:
@@ -223,6 +229,9 @@ def _warn_beyond(name: str, value: float, built: float) -> None:
 
 def _check_config(reading: ReaderConfig, width: int) -> None:
     """Checks settings at construction instead of at the first read."""
+    for name, whole in (("steps", reading.steps), ("merge", reading.merged), ("query_width", reading.query_width)):
+        if not isinstance(whole, int):
+            raise ValueError(f"{name} is {whole}; it must be a whole number")
     if not 0 < reading.query_width <= width:
         raise ValueError(f"query_width is {reading.query_width}; it must be between 1 and the model's width {width}")
     if reading.choose not in CHOICES:

@@ -74,6 +74,10 @@ class Bank(nn.Module):
     def init_from_vit(self, vit: Any) -> None:
         """Initialises the bank from a pretrained ViT; does nothing by default."""
 
+    def size_at(self, image: tuple[int, int]) -> int:  # noqa: ARG002
+        """Tokens per sample of images of that height and width; refuses a size that it cannot read."""
+        return self.size
+
     def set_input_size(self, image: tuple[int, int]) -> None:
         """Changes the image size; does nothing by default."""
 

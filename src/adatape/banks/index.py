@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from adatape.banks.base import keys_of
 from adatape.extras import how_to_install
+from adatape.limits import Count, CountOrZero, NotNegative, Quantity, Record, Width
+from adatape.validation import from_values
 
 Kind = Literal["exact", "ivf", "ivf-pq"]
 OnProgress = Callable[[str, int, int], object]
@@ -34,28 +36,28 @@ PIECES, PIECE = 64, 4096  # of a file, that its fingerprint reads
 
 
 @dataclass(frozen=True)
-class IndexFacts:
+class IndexFacts(Record):
     """What `index.json` holds."""
 
-    rows: int
-    width: int
-    query_width: int
+    rows: Count
+    width: Width
+    query_width: Width
     kind: Kind
     norm: str
     """`norm_hash` of the norm that the keys went through"""
-    largest_key: float
+    largest_key: NotNegative
     """the largest length of a key, for bounds on rounding"""
-    first_row: int
+    first_row: CountOrZero
     """of the array, where a folder indexes a part of it"""
     values: str
     """path of the array, relative to the folder"""
     values_hash: str
     index_hash: str
-    cells: int = 1
+    cells: Quantity = 1
     """into which an inverted file sorts its keys"""
-    probes: int = 1
+    probes: Quantity = 1
     """cells that are searched by default"""
-    format: int = FORMAT
+    format: Quantity = FORMAT
 
 
 def build_index(
@@ -88,6 +90,7 @@ def build_index(
         raise ValueError(f"rows is {rows}; they must lie within the {len(array)} rows of {values}")
     if not 0 < query_width <= width:
         raise ValueError(f"query_width is {query_width}; it must be between 1 and the values' width {width}")
+    _check_counts(query_width=query_width, probes=probes, code_bytes=code_bytes, chunk=chunk)
     layer = _layer_norm(norm, width)
     cells = max(1, min(round(4 * count**0.5), count // KEYS_PER_CELL, MOST_CELLS)) if cells is None else cells
     index = _empty_index(faiss, kind, query_width, cells, code_bytes, count)
@@ -145,9 +148,24 @@ class IndexFolder:
             self.index = faiss.read_index(str(stored))
         except RuntimeError as error:
             raise ValueError(f"{stored} cannot be read by FAISS: {str(error).splitlines()[0]}") from error
-        found = (self.index.ntotal, self.index.d, self.index.metric_type)
-        if found != (facts.rows, facts.query_width, faiss.METRIC_INNER_PRODUCT) or array.shape[1] != facts.width:
-            raise ValueError(f"{stored} has {found[0]} keys of width {found[1]}; {folder / FACTS} says otherwise")
+        self._check(faiss, len(array), array.shape[1])
+
+    def _check(self, faiss: Any, rows: int, width: int) -> None:
+        """Refuses an index or values that `index.json` describes otherwise."""
+        facts, index = self.facts, self.index
+        kinds: dict[Kind, Any] = {"exact": faiss.IndexFlat, "ivf": faiss.IndexIVFFlat, "ivf-pq": faiss.IndexIVFPQ}
+        described = Path(self.name) / FACTS
+        found = (index.ntotal, index.d, index.metric_type)
+        if found != (facts.rows, facts.query_width, faiss.METRIC_INNER_PRODUCT):
+            raise ValueError(f"{INDEX} has {found[0]} keys of width {found[1]}; {described} says otherwise")
+        cells = getattr(index, "nlist", 1)
+        if not isinstance(index, kinds[facts.kind]) or cells != facts.cells:
+            raise ValueError(
+                f"{INDEX} is a FAISS {type(index).__name__} of {cells} cells; {described} says {facts.kind} and "
+                f"{facts.cells}"
+            )
+        if width != facts.width or facts.first_row + facts.rows > rows:
+            raise ValueError(f"{facts.values} has {rows} rows of width {width}; {described} says otherwise")
 
     def search(
         self, query: Float32[ndarray, "n h"], count: int, least: int, probes: int | None
@@ -214,9 +232,9 @@ def parse_facts(text: str, name: str) -> IndexFacts:
         found = None
     if not isinstance(found, dict) or set(found) != {field.name for field in fields(IndexFacts)}:
         raise ValueError(f"{name} is not a description of an index; build the index again")
-    if found["format"] != FORMAT or found["kind"] not in get_args(Kind):
-        raise ValueError(f"{name} has format {found['format']} and kind {found['kind']!r}; build the index again")
-    return IndexFacts(**found)
+    if found["format"] != FORMAT:
+        raise ValueError(f"{name} has format {found['format']}, and {FORMAT} is read; build the index again")
+    return from_values(IndexFacts, found, name)
 
 
 def open_values(path: Path) -> Shaped[ndarray, "c d"]:
@@ -225,7 +243,7 @@ def open_values(path: Path) -> Shaped[ndarray, "c d"]:
         raise FileNotFoundError(f"{path} is missing; values must be an array (c, d) in a .npy file")
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise ValueError(f"{path} is no .npy file: {error}") from error
     if not isinstance(array, ndarray) or array.ndim != 2 or array.dtype.kind != "f" or not len(array):
         said = f"shape {array.shape} and {array.dtype}" if isinstance(array, ndarray) else "several arrays"
@@ -257,9 +275,18 @@ def _layer_norm(norm: nn.Module | None, width: int) -> nn.LayerNorm | None:
         return nn.LayerNorm(width, eps=1e-6)  # a new TapeReader's
     if isinstance(norm, nn.Identity):
         return None
-    if not isinstance(norm, nn.LayerNorm) or norm.normalized_shape != (width,):
-        raise ValueError(f"norm is {norm}; it must be a reader's norm, an nn.LayerNorm of the values' width {width}")
+    if not isinstance(norm, nn.LayerNorm) or norm.normalized_shape != (width,) or norm.bias is None:
+        raise ValueError(
+            f"norm is {norm}; it must be a reader's norm, an nn.LayerNorm with scale and shift of the values' "
+            f"width {width}"
+        )
     return norm_on_cpu(norm)
+
+
+def _check_counts(**given: int) -> None:
+    for name, value in given.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
 
 
 def _empty_index(faiss: Any, kind: str, width: int, cells: int, code_bytes: int, count: int) -> Any:

@@ -22,6 +22,8 @@ class InputBank(Bank):
     def __init__(self, width: int, *, patch: int = 8, image: int | tuple[int, int] = 224, channels: int = 3) -> None:
         super().__init__()
         height, breadth = (image, image) if isinstance(image, int) else image
+        if not isinstance(patch, int):
+            raise ValueError(f"bank patch is {patch}; it must be a whole number")
         if patch < 1 or height % patch or breadth % patch:
             raise ValueError(f"bank patch is {patch}; it must divide the image size {height} × {breadth}")
         self.patch, self.width = patch, width
@@ -60,6 +62,10 @@ class InputBank(Bank):
         height, width = image[0] / rows, image[1] / columns
         top, left = index // columns * height, index % columns * width
         return torch.stack([top, left, torch.full_like(top, height), torch.full_like(left, width)], -1)
+
+    def size_at(self, image: tuple[int, int]) -> int:
+        rows, columns = self.grid_of(image)
+        return rows * columns
 
     def set_input_size(self, image: tuple[int, int]) -> None:
         """Changes the image size and resamples positions, as timm does for a ViT."""

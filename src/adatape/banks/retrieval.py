@@ -67,6 +67,8 @@ class RetrievalBank(Bank):
 
     def check_norm(self, norm: nn.Module | None) -> None:
         facts = self.opened.search.facts
+        if any(parameter.is_meta for parameter in (norm or nn.Identity()).parameters()):
+            return  # without values there is nothing to compare
         if norm_hash(norm) != facts.norm:
             raise ValueError(
                 "the reader's norm is not the one that the index was built with, so its keys are others; build it "
@@ -123,6 +125,8 @@ class RetrievalView(BankView):
 
     @torch.compiler.disable(reason=NOT_COMPILED)
     def take(self, index: Int[Tensor, "b t k"]) -> Float[Tensor, "b t k d"]:
+        if index.is_meta:
+            return torch.empty(*index.shape, self.bank.width, device="meta")  # type: ignore[arg-type]
         values = self.bank.opened.search.take(index.flatten().cpu().numpy())
         return as_tensor(values).unflatten(0, index.shape).to(self.device)
 
@@ -138,11 +142,20 @@ class RetrievalView(BankView):
         params: ReadParams,
     ) -> Selection:
         assert taken is None, "bank_dropout is refused when a model is built"
+        if query.is_meta:
+            return no_selection(query, params)
         self.bank.check_norm(norm)
         with torch.autocast("cpu", enabled=False):
             found = self.bank.opened.search.select(query, None if norm is None else norm_on_cpu(norm), params)
         return Selection(*(each.to(self.device) for each in found))
 
 
+def no_selection(query: Float[Tensor, "b h"], params: ReadParams) -> Selection:
+    """The shapes of a selection, on the query's device."""
+    shape = (query.shape[0], params.steps, params.merge)
+    index = torch.full(shape, -1, device=query.device)
+    return Selection(index, torch.zeros(shape, device=query.device), index[..., 0] >= 0)
+
+
 def _open(name: str) -> IndexPart:
-    return ServedIndex(name) if name.startswith("http://") else IndexFolder(name)
+    return ServedIndex(name) if "://" in name else IndexFolder(name)

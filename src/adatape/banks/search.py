@@ -64,8 +64,8 @@ class BankSearch:
                 if mine != theirs:
                     raise ValueError(f"{first.name} has {name} {mine} and {part.name} {theirs}; they must be equal")
         for name, value in (("probes", probes), ("fetch", fetch)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} is {value}; it must be at least 1, a whole number")
         self.parts, self.probes, self.fetch = parts, probes, fetch
         self.facts = first.facts
         self.begins = np.cumsum([0, *(part.facts.rows for part in parts)])

@@ -29,10 +29,7 @@ class ServedIndex:
 
     def __init__(self, address: str) -> None:
         self.name = address
-        at = urlsplit(address)
-        if at.scheme != "http" or not at.hostname or at.path not in ("", "/"):
-            raise ValueError(f"address is {address!r}; it must be like http://127.0.0.1:8700")
-        self.host, self.port = at.hostname, at.port or 80
+        self.host, self.port = host_and_port(address)
         self.facts = parse_facts(self._ask("GET", "/facts").decode(), address)
 
     def search(
@@ -61,6 +58,18 @@ class ServedIndex:
         if answer.status != 200:
             raise ConnectionError(f"the index server {self.name} refuses {path}: {said.decode(errors='replace')}")
         return said
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    wrong = f"address is {address!r}; it must be like http://127.0.0.1:8700"
+    try:
+        at = urlsplit(address)
+        port = at.port or 80
+    except ValueError as error:
+        raise ValueError(f"{wrong}: {error}") from error
+    if at.scheme != "http" or not at.hostname or at.path not in ("", "/"):
+        raise ValueError(wrong)
+    return at.hostname, port
 
 
 def index_server(folder: str | Path, host: str = "127.0.0.1", port: int = 8700) -> ThreadingHTTPServer:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from adatape.ablation import FixedTokens, make_reader
@@ -30,7 +31,7 @@ from adatape.models.execution import BlocksInput, run_buckets, run_packed, run_p
 from adatape.models.join import TapeJoin, check_join, head_count, hidden_width
 from adatape.models.rope import row_rope
 from adatape.packing import TapeRows, append_tape, key_bias, pad_rows, without_hidden_steps
-from adatape.ragged_attention import PaddingMask, padding_mask
+from adatape.ragged_attention import PaddingMask, gate_bias, padding_mask
 from adatape.reader import TapeReader
 from adatape.records import Output, Tape
 
@@ -108,8 +109,8 @@ class AdaTape(Adaptive):
     def attention_masks(self, blocks_input: BlocksInput, tape: Tape) -> Sequence[Any]:
         """One `attn_mask` per block from `layer` on: a mask of hidden rows, or a bias with each head's log-gate."""
         if self.gate is not None:
-            gates = self.gate().to(blocks_input.rows.dtype)
-            return [key_bias(blocks_input.visible, gate, tape.mask.shape[1]) for gate in gates]
+            biases = [key_bias(blocks_input.visible, gate, tape.mask.shape[1]) for gate in self.gate()]
+            return [gate_bias(bias, blocks_input.rows) for bias in biases]
         mask = None if self._all_visible(blocks_input.visible) else padding_mask(blocks_input.visible)
         return [mask] * (len(self.vit.blocks) - self.join.layer)
 
@@ -182,9 +183,11 @@ class AdaTape(Adaptive):
     def export_refusal(self) -> str | None:
         return self.bank.export_refusal() or self.reader.export_refusal()
 
-    def set_input_size(self, img_size: tuple[int, int]) -> None:
-        super().set_input_size(img_size)
-        self.bank.set_input_size(img_size)
+    def set_input_size(self, img_size: Any = None, patch_size: tuple[int, int] | None = None) -> None:
+        image = self.image_size if img_size is None else to_2tuple(img_size)
+        self.reader.check_bank(self.bank.size_at(image))
+        super().set_input_size(image, patch_size)
+        self.bank.set_input_size(image)
 
     def prune_intermediate_layers(self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True) -> Any:
         taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)

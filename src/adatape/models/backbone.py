@@ -29,8 +29,11 @@ def check_backbone(vit: nn.Module, *, any_backbone: bool) -> None:
     """Refuses what cannot be wrapped; `any_backbone` is False for models that know VisionTransformer only."""
     name = type(vit).__name__
     if not isinstance(vit, VisionTransformer | Eva):
-        why = NEAREST.get(name, "try vit_base_patch16_224")
+        why = _held(vit) or NEAREST.get(name, "try vit_base_patch16_224")
         raise TypeError(f"the backbone is a {name}; it must be a timm VisionTransformer or Eva: {why}")
+    for method in ("forward", "forward_features"):
+        if not getattr(type(vit), method).__module__.startswith("timm."):
+            raise TypeError(f"the backbone is a {name} with a {method} of its own, which a wrapper would not call")
     if any_backbone:
         check_rope(vit)
         return
@@ -43,6 +46,13 @@ def check_backbone(vit: nn.Module, *, any_backbone: bool) -> None:
             f"global_pool is {vit.global_pool!r}; attention pooling would attend to hidden tape tokens, "
             "so it must be 'token', 'avg', 'max' or 'avgmax'"
         )
+
+
+def _held(module: nn.Module) -> str | None:
+    """Where a model that is wrapped, compiled or distributed already holds a ViT."""
+    names = (name for name, part in module.named_modules() if isinstance(part, VisionTransformer | Eva))
+    found = next(names, None)
+    return None if found is None else f"it holds one as .{found}, so wrap that"
 
 
 def embed(vit: ViT, x: Tensor) -> tuple[Tensor, GridRope | None]:

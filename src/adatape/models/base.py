@@ -28,7 +28,7 @@ from adatape.macs import PartCost, input_tokens, total, vit_cost
 from adatape.models.backbone import ViT, check_backbone, embed, pooled_prefix
 from adatape.models.rescale import Rescale
 from adatape.models.rope import GridRope
-from adatape.models.tracing import refuse_symbolic_tracing
+from adatape.models.tracing import refuse_tracing
 from adatape.packing import fill_hidden
 from adatape.reader import TapeReader
 from adatape.records import Output, Steps, Tape
@@ -87,7 +87,7 @@ class Adaptive(nn.Module, ABC):
         """Runs embedding and blocks; calls `on_block` with the input tokens after each block."""
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
-        refuse_symbolic_tracing(x)
+        refuse_tracing(x, self.adapts is not None)
         result = self.forward_blocks(self._rescaled(x), ignore_block, key)
         rows = self._final_norm(self._pooled_rows(result))
         features = self.forward_head(rows, pre_logits=True)
@@ -138,6 +138,11 @@ class Adaptive(nn.Module, ABC):
 
     def loss(self, output: Output, target: Tensor, ponder_weight: float = 0.0, kind: LossName = "softmax") -> Tensor:
         """l = l_main + λ l_ponder; targets are class indices or probabilities."""
+        if isinstance(output.logits, tuple):
+            raise TypeError(
+                "the ViT is in distilled training and has logits of two heads, so compute a loss of each, or call "
+                "set_distilled_training(False)"
+            )
         loss = self.main_loss(output, target, kind)
         return loss + ponder_weight * output.ponder.mean() if ponder_weight else loss
 
@@ -301,9 +306,11 @@ class Adaptive(nn.Module, ABC):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.vit.set_grad_checkpointing(enable)
 
-    def set_input_size(self, img_size: tuple[int, int]) -> None:
-        """Changes the image size, as timm's ViT does."""
-        self.vit.set_input_size(img_size)
+    def set_input_size(
+        self, img_size: int | tuple[int, int] | None = None, patch_size: tuple[int, int] | None = None
+    ) -> None:
+        """Changes the size of images or of the ViT's patches, as timm's ViT does."""
+        self.vit.set_input_size(img_size=img_size, patch_size=patch_size)
 
     def no_weight_decay(self) -> set[str]:
         return {f"vit.{name}" for name in self.vit.no_weight_decay()}
