@@ -1,8 +1,9 @@
 """TapeReader: Algorithm 2 as a module, with shared norm, query noise, hidden bank tokens and a budget.
 
-It has two paths with the same result: `atr.read_tape` on all bank tokens; or, on a GPU, `kernels.select`, which selects
-indices from keys without gradient, after which only the selected tokens are computed and weighted. A bank that searches
-an index selects by itself, on any device.
+It has two paths with the same result: `atr.read_tape` on all bank tokens; or `kernels.select`, which selects indices
+from keys without gradient, after which only the selected tokens are computed and weighted. The second is the default on
+a GPU and, since a norm of all tokens and its gradient are saved, for a bank that all samples share. A bank that
+searches an index selects by itself, on any device.
 """
 
 from __future__ import annotations
@@ -45,8 +46,7 @@ class TapeReader(nn.Module):
     """Reads a tape for a query from a bank, both normalised by one LayerNorm.
 
     It computes in float32 or better and returns tokens of the query's dtype. `use_kernels` chooses the path:
-    `kernels.select`
-    (True), `atr.read_tape` (False), or the former on a GPU only (None).
+    `kernels.select` (True), `atr.read_tape` (False), or the one that is faster (None).
     """
 
     use_kernels: bool | None = None
@@ -122,7 +122,7 @@ class TapeReader(nn.Module):
             return not is_exporting()
         if self.reading.choose != "highest" or query.dtype == torch.float64 or is_exporting():
             return False
-        return query.is_cuda if self.use_kernels is None else self.use_kernels
+        return (query.is_cuda or view.shared) if self.use_kernels is None else self.use_kernels
 
     def read_selected(self, query: Float[Tensor, "b d"], bank: BankView, taken: Bool[Tensor, "b c"] | None) -> Tape:
         reading, h = self.reading, self.reading.query_width
