@@ -6,7 +6,8 @@
 Lengths are normal with a deviation of a third of their mean, between 1 and T. `law` is (time ÷ time with full tapes) ÷
 (tokens ÷ tokens with full tapes): 1 where time follows tokens. `default` is the model as it is built; `packed` and
 `buckets` drop hidden rows. `--budgets` are full tapes of a smaller budget than the model was built for. With
-`--compile`, blocks are compiled with dynamic shapes. All run in turn in one process; ratios are medians over rounds.
+`--compile`, blocks are compiled with dynamic shapes. All run in turn in one process; ratios are medians over rounds, of
+wall time, or on a CPU with one thread of processor time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import timm
 import torch
-from packed import context
+from packed import clock_of, context
 from record import Row, add_rows, parser_of, settings_of
 from torch import Tensor
 
@@ -88,7 +89,7 @@ def measure(how: Any, batch: int) -> list[Row]:
         for call in sides.values():
             call()
         repeats = {name: repeats_within(call, how.seconds, synchronize) for name, call in sides.items()}
-        took = interleaved(sides, how.rounds, repeats, synchronize)
+        took = interleaved(sides, how.rounds, repeats, synchronize, clock_of(how.device))
     mode = "blocks compiled" if how.compile else "eager"
     timed = [(f"{mean} {name}", f"length {mean}, {name}", drawn[mean], name) for mean in drawn for name in how.layouts]
     timed += [(f"budget {n}", f"budget {n}", torch.full((batch,), n), "budget") for n in how.budgets]
@@ -99,7 +100,12 @@ def measure(how: Any, batch: int) -> list[Row]:
         time = statistics.median(mine / whole for mine, whole in zip(took[side], took["full"], strict=True))
         case = f"{how.size}, {how.device}, {mode}, batch {batch}, {told}"
         found = {"tokens": tokens, "time": time, "law": time / tokens, "longest": int(lengths.max())}
-        settled = {"batch": batch, "mean": int(told.split()[1].strip(",")), "layout": layout}
+        settled = {
+            "batch": batch,
+            "mean": int(told.split()[1].strip(",")),
+            "layout": layout,
+            "clock": clock_of(how.device).__name__,
+        }
         rows.append({"case": case, **found, **settled, "settings": settings_of(how)})
     return rows
 

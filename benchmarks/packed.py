@@ -7,7 +7,8 @@ Tape lengths are uniform from 0 to T, for T of 5, 50 and 90 % of the sequence; A
 their scores. `law` is (time packed ÷ time padded) ÷ (tokens packed ÷ tokens padded). `padded` is the model's default;
 `unmasked`, a stronger baseline, runs all rows without a mask. Models that repeat blocks (UT, U2T, UViT, PonderNet) halt
 after about half their steps and exit; `law` is (time ÷ time of all steps) ÷ (multiply-adds ÷ those of all steps). All
-run in turn in one process; ratios are medians over rounds.
+run in turn in one process; ratios are medians over rounds, of wall time, or on a CPU with one thread of processor time,
+which does not depend on other programs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -84,7 +86,12 @@ def exit_sides(arguments: argparse.Namespace, family: str) -> tuple[Sides, float
     images = torch.randn(arguments.batch, 3, *model.vit.patch_embed.img_size, device=arguments.device)
     taken: list[int] = []
     run_block = model.run_block
-    model.run_block = lambda *given, **more: (taken.append(1), run_block(*given, **more))[1]
+
+    def counted(*given: Any, **more: Any) -> Tensor:
+        taken.append(1)
+        return run_block(*given, **more)
+
+    model.run_block = counted
     with torch.no_grad(), context(arguments):
         model(images)
     del model.run_block
@@ -133,6 +140,10 @@ def context(arguments: argparse.Namespace) -> Any:
     return torch.autocast(arguments.device, torch.bfloat16, enabled=arguments.dtype == "bf16")
 
 
+def clock_of(device: str) -> Callable[[], float]:
+    return time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+
+
 def measure(sides: Sides, tokens: float, arguments: argparse.Namespace) -> dict[str, Any]:
     synchronize = torch.cuda.synchronize if arguments.device == "cuda" else lambda: None
     with torch.no_grad(), context(arguments):
@@ -140,8 +151,8 @@ def measure(sides: Sides, tokens: float, arguments: argparse.Namespace) -> dict[
             for _ in range(arguments.warm_up):
                 call()
         repeats = {name: repeats_within(call, arguments.seconds, synchronize) for name, call in sides.items()}
-        took = interleaved(sides, arguments.rounds, repeats, synchronize)
-    found: dict[str, Any] = {"tokens": tokens}
+        took = interleaved(sides, arguments.rounds, repeats, synchronize, clock_of(arguments.device))
+    found: dict[str, Any] = {"tokens": tokens, "clock": clock_of(arguments.device).__name__}
     for other in sides.keys() - {"packed"}:
         ratios = [mine / theirs for mine, theirs in zip(took["packed"], took[other], strict=True)]
         found[f"time_to_{other}"] = statistics.median(ratios)

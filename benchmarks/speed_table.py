@@ -1,5 +1,6 @@
-"""The GPU table of docs/performance.md: each comparison is compiled in parallel processes, then timed alone.
+"""The GPU tables of docs/performance.md: each comparison is compiled in parallel processes, then timed alone.
 
+    python benchmarks/speed_table.py results/speed_defaults.jsonl --only b16-defaults b32-defaults      the first table
     python benchmarks/speed_table.py results/speed.jsonl                       all of it, about half an hour
     python benchmarks/speed_table.py results/speed.jsonl --only b32 large      parts of it, merged into the file
 
