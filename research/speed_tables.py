@@ -275,7 +275,7 @@ def loop_and_loader() -> str:
             "CPU loader ÷ as many bare processes that decode and resize, crop and flip only",
             f"{plain['adatape']:.1f} ÷ {plain['bare']:.1f} images/s = {bare[0]['ratio_to_bare']:.2f}; "
             f"with RandAugment(2) {bare[1]['ratio_to_bare']:.2f} (processor time)",
-            "`… --images 2000 --batches 16 --randaug 0`; `… --workers 0`",
+            "`… --images 600 --randaug 0`; `… --workers 0`",
         ],
     ]
     return table(["what", "figure", "command"], rows)
