@@ -5,8 +5,9 @@
 
 Lengths are normal with a deviation of a third of their mean, between 1 and T. `law` is (time ÷ time with full tapes) ÷
 (tokens ÷ tokens with full tapes): 1 where time follows tokens. `default` is the model as it is built; `packed` and
-`buckets` drop hidden rows. With `--compile`, blocks are compiled with dynamic shapes. All run in turn in one process;
-ratios are medians over rounds.
+`buckets` drop hidden rows. `--budgets` are full tapes of a smaller budget than the model was built for. With
+`--compile`, blocks are compiled with dynamic shapes. All run in turn in one process; ratios are medians over rounds, of
+wall time, or on a CPU with one thread of processor time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import timm
 import torch
-from packed import context
+from packed import clock_of, context
 from record import Row, add_rows, parser_of, settings_of
 from torch import Tensor
 
@@ -69,27 +70,43 @@ def measure(how: Any, batch: int) -> list[Row]:
         model.set_packed(**LAYOUTS[layout])
         return model(images)
 
+    def run_budget(steps: int) -> Tensor:
+        vars(model.reader).pop("forward", None)
+        model.set_packed(False)
+        model.set_budget(steps)
+        try:
+            return model(images)
+        finally:
+            model.set_budget()
+
     drawn = {mean: drawn_lengths(mean, batch, how.steps).to(how.device) for mean in how.lengths}
     full = torch.full((batch,), how.steps, device=how.device)
     sides = {"full": partial(run, full, "default")}
     sides |= {f"{mean} {name}": partial(run, drawn[mean], name) for mean in drawn for name in how.layouts}
+    sides |= {f"budget {steps}": partial(run_budget, steps) for steps in how.budgets}
     synchronize = torch.cuda.synchronize if how.device == "cuda" else lambda: None
     with torch.no_grad(), context(how):
         for call in sides.values():
             call()
         repeats = {name: repeats_within(call, how.seconds, synchronize) for name, call in sides.items()}
-        took = interleaved(sides, how.rounds, repeats, synchronize)
+        took = interleaved(sides, how.rounds, repeats, synchronize, clock_of(how.device))
+    mode = "blocks compiled" if how.compile else "eager"
+    timed = [(f"{mean} {name}", f"length {mean}, {name}", drawn[mean], name) for mean in drawn for name in how.layouts]
+    timed += [(f"budget {n}", f"budget {n}", torch.full((batch,), n), "budget") for n in how.budgets]
     rows = []
-    for mean, lengths in drawn.items():
-        tokens = (inputs + lengths.float().mean().item()) / (inputs + how.steps)
-        for name in how.layouts:
-            pairs = zip(took[f"{mean} {name}"], took["full"], strict=True)
-            time = statistics.median(mine / whole for mine, whole in pairs)
-            mode = "blocks compiled" if how.compile else "eager"
-            case = f"{how.size}, {how.device}, {mode}, batch {batch}, length {mean}, {name}"
-            found = {"tokens": tokens, "time": time, "law": time / tokens, "longest": int(lengths.max())}
-            settled = {"batch": batch, "mean": mean, "layout": name, "settings": settings_of(how)}
-            rows.append({"case": case, **found, **settled})
+    for side, told, lengths, layout in timed:
+        mean = lengths.float().mean().item()
+        tokens = (inputs + mean) / (inputs + how.steps)
+        time = statistics.median(mine / whole for mine, whole in zip(took[side], took["full"], strict=True))
+        case = f"{how.size}, {how.device}, {mode}, batch {batch}, {told}"
+        found = {"tokens": tokens, "time": time, "law": time / tokens, "longest": int(lengths.max())}
+        settled = {
+            "batch": batch,
+            "mean": int(told.split()[1].strip(",")),
+            "layout": layout,
+            "clock": clock_of(how.device).__name__,
+        }
+        rows.append({"case": case, **found, **settled, "settings": settings_of(how)})
     return rows
 
 
@@ -99,6 +116,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--steps", type=int, default=64, help="T, the longest tape")
     parser.add_argument("--lengths", type=int, nargs="+", default=[4, 8, 16, 32, 48])
+    parser.add_argument("--budgets", type=int, nargs="*", default=[4, 8, 16, 32, 48], help="steps below T")
     parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
     parser.add_argument("--bank-size", type=int, default=1000)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -1,7 +1,10 @@
 """Overhead of the training loop: the whole run (loader, logging, checkpoints) against the bare update.
 
     python benchmarks/loop.py results/loop.jsonl --model vit_base_patch16_224 --size 224 --batch 256
+    python benchmarks/loop.py results/loop.jsonl --model adatape_base_patch16_224 --folder JPEGS --workers 16
 
+With `--folder`, JPEGs that `loader.py --folder` has written are decoded by workers, as ImageNet's would be; `loader` is
+then their share: the largest of `bare` and `loader` is the wall.
 Both run in one process, a few dozen steps of each in turn; figures are medians over rounds. The bare side repeats the
 same compiled update on one batch on the device.
 """
@@ -46,10 +49,11 @@ def experiment(arguments: argparse.Namespace, data: str) -> Experiment:
         compile=arguments.compile,
         checkpoint_every=arguments.checkpoint_every,
         log_every=arguments.log_every,
+        workers=arguments.workers,
     )
     return Experiment(
         recipe="loop",
-        data=Images("arrays", data, arguments.size, PAPER),
+        data=Images("folder" if arguments.folder else "arrays", data, arguments.size, PAPER),
         model=ImageModel(arguments.model, options),
         optimizer=Optimizer(lr=1e-3, warmup=100, steps=10**6, batch=arguments.batch, weight_decay=0.1),
         evaluate_every=10**9,
@@ -85,7 +89,8 @@ def saves(logger: RunLogger, count: int = 3) -> list[float]:
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> Row:
-    trainer = Trainer(experiment(arguments, cifar_sized(folder, arguments.images)), arguments.device)
+    data = arguments.folder or cifar_sized(folder, arguments.images)
+    trainer = Trainer(experiment(arguments, data), arguments.device)
     logger = RunLogger(trainer, folder, lambda _: None, {})
     steps, batch = trainer.train(10**6), next(trainer.task.batches(0))
 
@@ -109,12 +114,13 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Row:
     median = {name: statistics.median(values) for name, values in took.items()}
     with_saves = median["whole"] + 1e3 * saved[-1] / arguments.checkpoint_every
     return {
-        "case": f"{arguments.model}, {arguments.size} px, batch {arguments.batch}",
+        "case": f"{arguments.model}, {arguments.size} px, batch {arguments.batch}" + ", JPEGs" * bool(arguments.folder),
         "model": arguments.model,
         "batch": arguments.batch,
         "size": arguments.size,
         "ms": {name: round(value, 3) for name, value in median.items()},
         "spread": {name: [round(min(values), 3), round(max(values), 3)] for name, values in took.items()},
+        "images_per_second": {name: round(1e3 * arguments.batch / value, 1) for name, value in median.items()},
         "whole_over_bare": round(median["whole"] / median["bare"], 4),
         "save_seconds": [round(each, 3) for each in saved],
         "with_checkpoints": round(with_saves / median["bare"], 4),
@@ -128,6 +134,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--images", type=int, default=50_000, help="in the training set")
+    parser.add_argument("--folder", help="of JPEGs in class folders under train and test, instead of arrays")
+    parser.add_argument("--workers", type=int, default=0, help="processes that decode JPEGs")
     parser.add_argument("--steps", type=int, default=30, help="of each side per round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--log-every", type=int, default=50)

@@ -1,5 +1,6 @@
-"""The GPU table of docs/performance.md: each comparison is compiled in parallel processes, then timed alone.
+"""The GPU tables of docs/performance.md: each comparison is compiled in parallel processes, then timed alone.
 
+    python benchmarks/speed_table.py results/speed_defaults.jsonl --only b16-defaults b32-defaults      the first table
     python benchmarks/speed_table.py results/speed.jsonl                       all of it, about half an hour
     python benchmarks/speed_table.py results/speed.jsonl --only b32 large      parts of it, merged into the file
 
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 
 from record import Row, add_rows
 
-from adatape.evaluate.bench import Spec, reference_of, spec_of
+from adatape.evaluate.bench import Spec, halts, reference_of, spec_of
 from adatape.evaluate.timed_models import TimingSettings, build_timed
 
 OF_ENVIRONMENT = ("hardware", "torch", "commit", "date")  # fields of every row
@@ -45,7 +46,11 @@ def both(name: str) -> tuple[str, str]:
 
 B16, LARGE = both("adatape_base_patch16_224"), both("adatape_large_patch16_224")
 PLAIN = "plainvit_base_patch16_224"  # a ViT with AdaTape's patch embedding
+DEFAULTS = ("--no-full-tape", "--graphs", "off")  # what a user of torch.compile(model) gets: tapes may halt, no graphs
 PARTS = {
+    "b16-defaults": Part((*B16, PLAIN), (256,), extra=DEFAULTS),
+    "b32-defaults": Part(both("adatape_base_patch32_224"), (256,), extra=DEFAULTS),
+    "one-defaults": Part((*B16, PLAIN), (1, 8), ("inference",), extra=DEFAULTS),
     "b16": Part((*B16, PLAIN), (256,)),
     "b32": Part(both("adatape_base_patch32_224"), (256,)),
     "large": Part(LARGE, (256,), ("inference",)),
@@ -54,35 +59,39 @@ PARTS = {
     "batches": Part(B16, (8, 64)),
     "data": Part(B16, (256,), extra=("--data",)),
     "systems": Part(("u2t_base_patch16_224", "uvit_base_patch16_224"), (256,)),
+    "tiny-systems": Part(tuple(f"{name}_tiny_patch16_224" for name in ("ut", "u2t", "uvit", "ponder")), (256,)),
     "small": Part(("avit_small_patch16_224", "plainvit_small_patch16_224"), (256,)),
 }
 
 
-def warm(side: tuple[str, str, int]) -> None:
+def warm(side: tuple[str, str, int, bool]) -> None:
     """Compiles and calls one side in a separate process, which fills the compile cache."""
-    name, mode, batch = side
+    name, mode, batch, full = side
     began = time.time()
-    command = [sys.executable, __file__, "--side", name, mode, str(batch)]
+    command = [sys.executable, __file__, "--side", name, mode, str(batch), str(int(full))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     told = "" if done.returncode == 0 else f": {done.stderr.strip().splitlines()[-1]}"
     print(f"{name} {mode} {batch}: {time.time() - began:.0f} s{told}", flush=True)
 
 
-def build(name: str, mode: str, batch: str) -> None:
+def build(name: str, mode: str, batch: str, full: str) -> None:
     spec = spec_of(name)
-    how = TimingSettings(mode=mode, batch=int(batch), device="cuda", precision="bf16", compile="default")  # type: ignore[arg-type]
+    how = TimingSettings(mode, int(batch), "cuda", "bf16", "default", full_tape=bool(int(full)))  # type: ignore[arg-type]
     build_timed(spec.name, spec.options, how)
 
 
-def sides(part: Part) -> list[tuple[str, str, int]]:
+def sides(part: Part) -> list[tuple[str, str, int, bool]]:
+    """Models and references as they are built; with full tapes those that may halt."""
     models = {*part.models, *(str(reference_of(spec_of(model), None)) for model in part.models)}
-    return sorted(itertools.product(models, part.modes, part.batches))
+    every = itertools.product(sorted(models), part.modes, part.batches, (False, True))
+    return [side for side in every if not side[3] or ("--no-full-tape" not in part.extra and halts(spec_of(side[0])))]
 
 
 def case_of(row: Row) -> str:
     """The key of a comparison."""
     how = [row["mode"], f"batch {row['batch']}", row["device"]]
     how += ["compiled"] * (row["compile"] != "none") + ["graphs"] * bool(row["graphs"]) + ["data"] * bool(row["data"])
+    how += ["may halt"] * (row.get("full_tape") is False)
     return " ".join([str(Spec(row["model"], row["options"])), *how])
 
 
@@ -104,7 +113,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--rounds", default="9")
     parser.add_argument("--seconds", default="0.5")
-    parser.add_argument("--side", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--side", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "adatape-inductor"))
     if arguments.side:

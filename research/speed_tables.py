@@ -38,7 +38,20 @@ def only(rows: Sequence[Row], **wanted: Any) -> Row:
 
 
 def on_gpu(**wanted: Any) -> Row:
-    return only(rows_of("speed"), **{"device": "cuda", "batch": 256, "data": False, **wanted})
+    return only(rows_of("speed"), **{"device": "cuda", "batch": 256, "data": False, "full_tape": True, **wanted})
+
+
+def as_built() -> str:
+    """Models as they are built, tapes may halt, without CUDA graphs."""
+    named = {name: SIZES[name][:2] for name in SIZES if name.startswith("B/")}
+    named["PlainViT-B/16 of ours"] = ("plainvit_base_patch16_224", {})
+    found, every = [], rows_of("speed_defaults")
+    for name, (model, options) in named.items():
+        step, read = (
+            only(every, model=model, options=options, mode=mode, batch=256) for mode in ("train", "inference")
+        )
+        found.append([name, f"{read['flops_ratio']:.3f}", f"**{step['ratio']:.3f}**", f"**{read['ratio']:.3f}**"])
+    return table(["model", "FLOPs ratio", "training", "inference"], found)
 
 
 def against_timm() -> str:
@@ -75,7 +88,7 @@ def by_batch() -> str:
 
 def on_cpu() -> str:
     head = ["", "FLOPs ratio", "inference, batch 1", "16", "training, batch 1", "16"]
-    rows, every = [], [row for row in rows_of("speed") if row["device"] == "cpu"]
+    rows, every = [], [row for row in rows_of("speed") if row["device"] == "cpu" and row["full_tape"]]
     for size, letter in (("tiny", "Ti"), ("small", "S")):
         for bank, options in (("learnable", LEARNT), ("input", OF_INPUT)):
             model = f"adatape_{size}_patch16_224"
@@ -233,8 +246,9 @@ def served_beside_hostile_clients() -> str:
 
 def loop_and_loader() -> str:
     whole, small = (only(rows_of("loop"), model=name) for name in ("vit_base_patch16_224", "plainvit_tiny_patch16_224"))
-    (loader,) = rows_of("loader")
-    rate = loader["images_per_second"]
+    loader = only(rows_of("loader"), case="2 workers")
+    bare = [only(rows_of("loader"), case=case) for case in ("2 workers, RandAugment 0", "0 workers")]
+    rate, plain = loader["images_per_second"], bare[0]["images_per_second"]
 
     def over(row: Row) -> str:
         return f"{row['ms']['whole']:.2f} ÷ {row['ms']['bare']:.2f} ms = "
@@ -256,6 +270,12 @@ def loop_and_loader() -> str:
             "CPU loader ÷ torchvision's pipeline, JPEGs of 500 × 375, 2 workers on 2 cores",
             f"{rate['adatape']:.1f} ÷ {rate['torchvision']:.1f} images/s = {loader['ratio']:.2f}",
             "`python benchmarks/loader.py results/loader.jsonl`",
+        ],
+        [
+            "CPU loader ÷ as many bare processes that decode and resize, crop and flip only",
+            f"{plain['adatape']:.1f} ÷ {plain['bare']:.1f} images/s = {bare[0]['ratio_to_bare']:.2f}; "
+            f"with RandAugment(2) {bare[1]['ratio_to_bare']:.2f} (processor time)",
+            "`… --images 600 --randaug 0`; `… --workers 0`",
         ],
     ]
     return table(["what", "figure", "command"], rows)

@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from adatape.atr import read_tape
-from adatape.banks import InputBank, LearnedBank
+from adatape.banks import BankView, InputBank, LearnedBank
 from adatape.config import ReaderConfig
 from adatape.reader import TapeReader, at_random, in_order
 
@@ -145,3 +146,24 @@ def test_the_shared_norm_learns_only_where_it_may(learns: bool) -> None:
     assert all((p.grad is not None) == learns for p in reader.norm.parameters())
     assert bank.tokens.grad is not None
     assert torch.equal(reader.norm.weight, torch.full((16,), 0.5))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fields", [{}, {"threshold": 2.9}, {"ponder": "max"}, {"choose": "order"}, {"norm": False}])
+@torch.no_grad()
+def test_reading_a_shared_bank_by_its_keys_alone_gives_the_same_bits(fields: dict[str, object]) -> None:
+    reader = TapeReader(48, dataclasses.replace(SMALL, **fields), 3000).eval()  # type: ignore[arg-type]
+    query, bank = torch.randn(4, 48), torch.randn(3000, 48)
+    by_keys = reader(query, bank)
+    assert reader._reads_keys(query, BankView(bank))
+    reader.use_kernels = False
+    assert not reader._reads_keys(query, BankView(bank))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(by_keys, reader(query, bank), strict=True))
+
+
+def test_pytorchs_counter_counts_the_selection_of_tokens() -> None:
+    reader, query, bank = TapeReader(16, SMALL, 50), torch.randn(4, 16), torch.nn.Parameter(torch.randn(50, 16))
+    with FlopCounterMode(display=False) as counter:
+        reader(query, bank).tokens.sum().backward()
+    assert counter.get_total_flops() == 2 * 3 * 4 * 50 * 8
+    assert bank.grad is not None
+    assert bank.grad.any()

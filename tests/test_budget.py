@@ -69,13 +69,13 @@ def test_hiding_beyond_a_budget_answers_as_that_budget_does(family: str, monkeyp
     model = spread(build_for(tiny(family, model__options__threshold=1.4))).eval()
     whole = model(IMAGES, output=True)
     assert whole.tape.length.max() > 1
-    read = type(model.reader).read
+    read = type(model.reader).forward
     for steps in range(5):
         model.set_budget(steps, 1.4)
         expected = model(IMAGES, output=True)
         model.set_budget()
         few = torch.full((6,), steps)
-        monkeypatch.setattr(type(model.reader), "read", lambda self, *a, few=few: truncate_tape(read(self, *a), few))
+        monkeypatch.setattr(type(model.reader), "forward", lambda self, *a, few=few: truncate_tape(read(self, *a), few))
         hidden = model(IMAGES, output=True)
         monkeypatch.undo()
         torch.testing.assert_close(hidden.logits, expected.logits, rtol=1e-4, atol=1e-5)

@@ -23,8 +23,8 @@ MODEL = str(ROOT / "src" / "adatape" / "serve" / "models" / "digits")
 SMALL_VIT = '{"patch_size": 16, "embed_dim": 48, "num_heads": 3, "depth": 2}'
 SMALLEST = {
     "packed": "--model vit_tiny_patch16_224 --shares 90 --batch 2 --rounds 1 --seconds 0.01 --warm-up 1 --device cpu",
-    "by_length": "--size tiny --batch 1 2 --steps 4 --lengths 2 --layouts default packed --bank-size 100 --rounds 1 "
-    "--seconds 0.01 --device cpu",
+    "by_length": "--size tiny --batch 1 2 --steps 4 --lengths 2 --budgets 2 --layouts default packed --bank-size 100 "
+    "--rounds 1 --seconds 0.01 --device cpu",
     "loop": "--model plainvit_tiny_patch16_224 --size 32 --batch 8 --images 64 --steps 2 --rounds 1 --no-compile "
     f"--precision fp32 --device cpu --options '{SMALL_VIT}'",
     "reader": "--device cpu --batch 1 --width 96 --sizes 100",

@@ -207,14 +207,26 @@ def test_the_reference_is_the_vit_of_the_same_size_and_patch(model: str, referen
 def test_models_with_one_reference_are_timed_together() -> None:
     models = (TAPE, f"{TAPE},bank=learn", "deit_small_patch16_224")
     groups = groups_of(models, Bench(batch=(1, 4), mode=("train",)), "cpu")
-    assert [(group.timing.batch, len(group.models)) for group in groups] == [(1, 2), (1, 1), (4, 2), (4, 1)]
+    as_built = [group for group in groups if not group.timing.full_tape]
+    assert [(group.timing.batch, len(group.models)) for group in as_built] == [(1, 2), (1, 1), (4, 2), (4, 1)]
     assert {(group.timing.precision, group.timing.compile, group.timing.graphs) for group in groups} == {
         ("fp32", "none", False)
     }
 
 
-def test_on_a_gpu_small_inference_is_replayed_as_a_graph() -> None:
-    groups = groups_of((TAPE,), Bench(batch=(8, 64)), "cuda")
+def test_models_are_timed_as_they_are_built_and_then_with_full_tapes() -> None:
+    models = (TAPE, "plainvit_tiny_patch16_224", "deit_tiny_patch16_224")
+    groups = groups_of(models, Bench("vit_tiny_patch16_224", batch=(1,)), "cuda")
+    assert [(group.timing.mode, group.timing.full_tape, len(group.models)) for group in groups] == [
+        *[("train", False, 3), ("train", True, 1), ("inference", False, 3), ("inference", True, 1)]
+    ]
+    assert [group.timing.graphs for group in groups] == [False, False, False, True]
+    [only] = groups_of((TAPE,), Bench(batch=(1,), mode=("inference",), full_tape=False), "cpu")
+    assert not only.timing.full_tape
+
+
+def test_on_a_gpu_small_inference_with_full_tapes_is_replayed_as_a_graph() -> None:
+    groups = [each for each in groups_of((TAPE,), Bench(batch=(8, 64)), "cuda") if each.timing.full_tape]
     chosen = {(group.timing.mode, group.timing.batch): group.timing for group in groups}
     assert [at for at, timing in chosen.items() if timing.graphs] == [("inference", 8)]
     assert {(timing.precision, timing.compile) for timing in chosen.values()} == {("bf16", "default")}
@@ -239,10 +251,13 @@ def test_a_table_can_be_measured_in_parts_and_drawn_from_its_file(tmp_path: Path
     shown = write_bench((TAPE,), Bench(device="cpu", rounds=0), out, plot)
     written = json.loads(out.read_text())
     assert set(written) == {"environment", "settings", "rows"}
-    assert [each["batch"] for each in written["rows"]] == [1, 2]
+    assert [(each["batch"], each["full_tape"]) for each in written["rows"]] == [
+        *[(1, False), (1, True), (2, False), (2, True)]
+    ]
     assert {"hardware", "torch", "commit", "date"} <= set(written["rows"][0])
     assert plot.stat().st_size > 10_000
-    assert [row[1:3] for row in bench_table(shown).rows] == [("inference", "1"), ("inference", "2")]
+    modes = ("inference", "inference, full tape")
+    assert [row[1:3] for row in bench_table(shown).rows] == [(mode, batch) for batch in "12" for mode in modes]
 
 
 def test_a_picture_needs_both_ratios(tmp_path: Path) -> None:
@@ -255,8 +270,10 @@ def test_the_verb_measures_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> Non
     cli.main(["bench", VIT, TAPE, *options.split()])
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(each["model"][:3], each["mode"]) for each in said["rows"]] == [
-        *[("vit", "train"), ("ada", "train"), ("vit", "inference"), ("ada", "inference")]
+        *[("vit", "train"), ("ada", "train"), ("ada", "train")],
+        *[("vit", "inference"), ("ada", "inference"), ("ada", "inference")],
     ]
+    assert [each["full_tape"] for each in said["rows"]] == [False, False, True] * 2
     for each in said["rows"]:
         assert each["error"] is None
         assert each["ms_min"] <= each["ms"] <= each["ms_max"]
@@ -269,7 +286,7 @@ def test_the_verb_measures_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_every_other_system_of_the_paper_can_be_named() -> None:
     names = tuple(f"{name}_tiny_patch16_224:img_size=32" for name in OTHERS)
-    rows = write_bench(names, Bench(batch=(1,), device="cpu", rounds=1, seconds=0.001)).rows
+    rows = write_bench(names, Bench(batch=(1,), device="cpu", rounds=1, seconds=0.001, full_tape=False)).rows
     assert [(each["model"], each["error"]) for each in rows if each["error"] or not each["ratio"]] == []
     assert len(rows) == 2 * len(OTHERS)
 
@@ -282,7 +299,7 @@ def test_what_fails_is_a_row_with_its_error(failing: str, monkeypatch: pytest.Mo
         return build_timed(name, options, timing)
 
     monkeypatch.setattr("adatape.evaluate.bench.build_timed", built)
-    asked = Bench(VIT, (1,), ("train",), "cpu", rounds=1, seconds=0.001)
+    asked = Bench(VIT, (1,), ("train",), "cpu", rounds=1, seconds=0.001, full_tape=False)
     found = write_bench((TAPE, "deit_tiny_patch16_224"), asked)
     tape, deit = found.rows
     assert any("OutOfMemoryError: no room" in note for note in bench_table(found).notes)

@@ -115,7 +115,7 @@ class Bench(Record):
     compile: Literal["auto", "none", "default", "max-autotune"] = "auto"
     """how torch.compile is used; auto is default on a GPU, none on a CPU"""
     graphs: Literal["auto", "on", "off"] = "auto"
-    """replay calls as CUDA graphs; auto: for inference with a batch of at most 8"""
+    """replay calls as CUDA graphs; auto: with full tapes, for inference with a batch of at most 8"""
     rounds: Annotated[int, Ge(0), Le(100_000)] = 7
     """rounds in which model and reference are timed in turn; 0 prints the rows stored in the file of --out"""
     seconds: Annotated[float, Gt(0), Le(3600)] = 0.5
@@ -123,7 +123,7 @@ class Bench(Record):
     data: bool = False
     """start each call from uint8 images on the host, cropped and flipped for training"""
     full_tape: bool = True
-    """never halt early, so that times match the FLOPs in the same row"""
+    """after a model as it is built, time it once more so that it never halts and times match FLOPs"""
 
 
 @dataclass(frozen=True)

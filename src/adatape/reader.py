@@ -1,8 +1,10 @@
 """TapeReader: Algorithm 2 as a module, with shared norm, query noise, hidden bank tokens and a budget.
 
-It has two paths with the same result: `atr.read_tape` on all bank tokens; or, on a GPU, `kernels.select`, which selects
-indices from keys without gradient, after which only the selected tokens are computed and weighted. A bank that searches
-an index selects by itself, on any device.
+It has two paths with the same result: `atr.read_tape` on all bank tokens; or `kernels.select`, which selects indices
+from keys without gradient, after which only the selected tokens are computed and weighted. The second is the default on
+a GPU and, where gradients are needed, for a bank that all samples share: it saves a norm of all tokens and its
+gradient. In inference on a CPU such a bank is read by its keys alone. A bank that searches an index selects by itself,
+on any device.
 """
 
 from __future__ import annotations
@@ -11,16 +13,18 @@ import dataclasses
 import math
 import operator
 import warnings
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.flop_counter import register_flop_formula
 
 from adatape.atr import Choose, at_least_float32, highest, ponder_of, read_tape, weighted_sum, without_autocast
 from adatape.banks import BankView, normed
 from adatape.config import Choice, ReaderConfig
 from adatape.counter_rng import keys_of, normal, uniform
-from adatape.cuda_graphs import is_exporting
+from adatape.cuda_graphs import is_exporting, may_look_at
 from adatape.kernels.select import ReadParams
 from adatape.kernels.weights import tape_weights
 from adatape.packing import truncate_tape
@@ -45,8 +49,7 @@ class TapeReader(nn.Module):
     """Reads a tape for a query from a bank, both normalised by one LayerNorm.
 
     It computes in float32 or better and returns tokens of the query's dtype. `use_kernels` chooses the path:
-    `kernels.select`
-    (True), `atr.read_tape` (False), or the former on a GPU only (None).
+    `kernels.select` (True), `atr.read_tape` (False), or the one that is faster (None).
     """
 
     use_kernels: bool | None = None
@@ -114,6 +117,8 @@ class TapeReader(nn.Module):
             query, taken = self._norm(query), self._dropout_mask(query, view.size, key)
         if self._uses_kernels(query, view):
             tape = self.read_selected(query, view, taken)
+        elif self._reads_keys(query, view):
+            tape = self.read_keys(query, view, taken, key)
         else:
             tokens = view.all()
             with without_autocast(query):
@@ -128,7 +133,13 @@ class TapeReader(nn.Module):
             return not is_exporting()
         if self.reading.choose != "highest" or query.dtype == torch.float64 or is_exporting():
             return False
-        return query.is_cuda if self.use_kernels is None else self.use_kernels
+        faster = query.is_cuda or (view.shared and torch.is_grad_enabled())
+        return faster if self.use_kernels is None else self.use_kernels
+
+    def _reads_keys(self, query: Tensor, view: BankView) -> bool:
+        """Whether keys suffice: one bank for all samples, no gradient, on a CPU, not compiled."""
+        eager = may_look_at(query) and query.dtype == torch.float32 and not torch.is_grad_enabled()
+        return view.shared and self.use_kernels is None and eager
 
     def read_selected(self, query: Float[Tensor, "b d"], bank: BankView, taken: Bool[Tensor, "b c"] | None) -> Tape:
         reading, h = self.reading, self.reading.query_width
@@ -148,6 +159,14 @@ class TapeReader(nn.Module):
                 length=length,
                 ponder=ponder_of(weight, selection.mask, self.threshold, reading.ponder, reading.ponder_at_halt),
             )
+
+    def read_keys(self, query: Tensor, bank: BankView, taken: Tensor | None, key: Tensor | None) -> Tape:
+        """`read` without gradient, and without a norm of all tokens in full width; the same bits."""
+        h = self.reading.query_width
+        keys = bank.keys(None if isinstance(self.norm, nn.Identity) else self.norm, h)
+        with without_autocast(query):
+            _, *rest = tape = self.read(query[:, :h], keys, taken, key)
+            return Tape(weighted_sum(tape.weight, self._norm(bank.take(tape.index.clamp(min=0)))), *rest)
 
     def read(self, query: Tensor, bank: Tensor, taken: Tensor | None, key: Tensor | None = None) -> Tape:  # noqa: ARG002
         reading = self.reading
@@ -194,6 +213,12 @@ class TapeReader(nn.Module):
 
     def extra_repr(self) -> str:
         return f"steps={self.steps}, threshold={self.threshold}, merge={self.reading.merged}"
+
+
+@register_flop_formula(torch.ops.adatape.select_tokens)
+def _flops(query: Sequence[int], keys: Sequence[int], _taken: object, steps: int, *_: object, **__: object) -> int:
+    """Of `kernels.select` for PyTorch's counter: all keys are scored at every step."""
+    return 2 * steps * query[0] * keys[-2] * keys[-1]
 
 
 def whole_steps(steps: int) -> int:

@@ -15,17 +15,21 @@ from torch import Tensor, nn
 
 from adatape.atr import at_least_float32, take
 from adatape.config import ReaderConfig
+from adatape.cuda_graphs import may_look_at
 from adatape.kernels.select import ReadParams, Selection, select_tokens
 from adatape.macs import NoCostFormula
+
+NORMED_AT_ONCE = 1024  # tokens; more leave a CPU's cache before their keys are copied
 
 
 class BankView:
     """An opened bank whose tokens are already computed."""
 
     searches = False  # whether only `select` finds tokens fast, so that readers use it on every device
+    shared = False  # whether all samples read the same tokens
 
     def __init__(self, tokens: Float[Tensor, "c d"] | Float[Tensor, "b c d"]) -> None:
-        self.tokens, self.size = tokens, tokens.shape[-2]
+        self.tokens, self.size, self.shared = tokens, tokens.shape[-2], tokens.dim() == 2
 
     def all(self) -> Float[Tensor, "*b c d"]:
         return self.tokens
@@ -123,7 +127,14 @@ class NoBank(Bank):
 
 def keys_of(tokens: Float[Tensor, "*b c d"], norm: nn.LayerNorm | None, width: int) -> Float[Tensor, "*b c width"]:
     """The first `width` coordinates of tokens after a reader's norm, in float32."""
-    return (tokens.float() if norm is None else normed(tokens, norm))[..., :width].float()
+    if norm is None:
+        return tokens[..., :width].float()
+    if not may_look_at(tokens) or torch.is_grad_enabled():
+        return normed(tokens, norm)[..., :width].float()
+    keys = tokens.new_empty(*tokens.shape[:-1], width, dtype=torch.float32)
+    for part, out in zip(tokens.split(NORMED_AT_ONCE, -2), keys.split(NORMED_AT_ONCE, -2), strict=True):
+        out.copy_(normed(part, norm)[..., :width])
+    return keys
 
 
 def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:

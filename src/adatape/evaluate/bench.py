@@ -20,6 +20,7 @@ from adatape.evaluate.device import pick_device
 from adatape.evaluate.progress import SILENT, Progress
 from adatape.evaluate.speed import Outcome, compare, ratios, spread
 from adatape.evaluate.timed_models import Mode, TimingSettings, build_timed, free_memory
+from adatape.models.base import Adaptive
 from adatape.validation import check, value_of
 
 REFERENCE = "reference"
@@ -70,7 +71,10 @@ def measure_speed(models: Sequence[str], asked: Bench, progress: Progress = SILE
 
 
 def groups_of(models: Sequence[str], asked: Bench, device: str) -> list[Group]:
-    """Modes by batches by references; auto means bf16, compiled and small batches as graphs on a GPU, else none."""
+    """Modes by batches, models first as they are built, then with full tapes, by references.
+
+    On a GPU auto means bf16, compiled, and with full tapes small batches as graphs; else none of them.
+    """
     on_gpu = torch.device(device).type == "cuda"
     if asked.graphs == "on" and not on_gpu:
         raise ValueError(f"graphs is 'on' and device {device!r}; CUDA graphs need a CUDA GPU")
@@ -81,20 +85,27 @@ def groups_of(models: Sequence[str], asked: Bench, device: str) -> list[Group]:
         reference = reference_of(model, asked.against)
         by_reference.setdefault(str(reference), (reference, []))[1].append(model)
     sizes = asked.batch or ((1, 8, 64, 256) if on_gpu else (1, 16))
-    return [
-        Group(_timing(asked, device, mode, size), reference, tuple(compared))
-        for mode, size in itertools.product(asked.mode, sizes)
+    groups = [
+        Group(_timing(asked, device, mode, size, full), reference, tuple(m for m in compared if not full or halts(m)))
+        for mode, size, full in itertools.product(asked.mode, sizes, (False, True) if asked.full_tape else (False,))
         for reference, compared in by_reference.values()
     ]
+    return [group for group in groups if group.models]
 
 
-def _timing(asked: Bench, device: str, mode: Mode, batch: int) -> TimingSettings:
+def halts(model: Spec) -> bool:
+    """Whether a model, as it is built, may stop early."""
+    made: Any = create(model.name, **model.options)
+    return isinstance(made, Adaptive) and made.adapts is not None
+
+
+def _timing(asked: Bench, device: str, mode: Mode, batch: int, full: bool) -> TimingSettings:
     on_gpu = torch.device(device).type == "cuda"
     precision = ("bf16" if on_gpu else "fp32") if asked.precision == "auto" else asked.precision
     compiled = ("default" if on_gpu else "none") if asked.compile == "auto" else asked.compile
-    small = on_gpu and mode == "inference" and batch <= GRAPHS_UP_TO
+    small = full and on_gpu and mode == "inference" and batch <= GRAPHS_UP_TO
     graphs = small if asked.graphs == "auto" else asked.graphs == "on"
-    return TimingSettings(mode, batch, device, precision, compiled, graphs, asked.data, asked.full_tape)
+    return TimingSettings(mode, batch, device, precision, compiled, graphs, asked.data, full)
 
 
 def spec_of(text: str) -> Spec:
@@ -206,4 +217,4 @@ def name_of(row: Row) -> str:
 
 
 def mode_of(row: Row) -> str:
-    return f"{row['mode']} + data" if row["data"] else str(row["mode"])
+    return str(row["mode"]) + " + data" * bool(row["data"]) + ", full tape" * bool(row.get("full_tape"))

@@ -48,13 +48,17 @@ def ratios(reference: Sequence[float], ours: Sequence[float]) -> Spread:
 
 
 def interleaved(
-    sides: Mapping[str, Call], rounds: int, repeats: Mapping[str, int], synchronize: Call
+    sides: Mapping[str, Call],
+    rounds: int,
+    repeats: Mapping[str, int],
+    synchronize: Call,
+    clock: Callable[[], float] | None = None,
 ) -> dict[str, list[float]]:
     """Seconds per call of each side, one figure for each round; who is first moves on from round to round."""
     took: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds):
         for name in rotated(list(sides), turn):
-            took[name].append(seconds_per_call(sides[name], repeats[name], synchronize))
+            took[name].append(seconds_per_call(sides[name], repeats[name], synchronize, clock))
     return took
 
 
@@ -63,13 +67,15 @@ def rotated(names: Sequence[T], by: int) -> list[T]:
     return [*names[by:], *names[:by]]
 
 
-def seconds_per_call(call: Call, repeats: int, synchronize: Call) -> float:
+def seconds_per_call(call: Call, repeats: int, synchronize: Call, clock: Callable[[], float] | None = None) -> float:
+    """Of wall time unless a clock is given."""
+    now = clock or time.perf_counter
     synchronize()
-    began = time.perf_counter()
+    began = now()
     for _ in range(repeats):
         call()
     synchronize()
-    return (time.perf_counter() - began) / repeats
+    return (now() - began) / repeats
 
 
 def repeats_within(call: Call, seconds: float, synchronize: Call) -> int:

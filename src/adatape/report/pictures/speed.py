@@ -53,7 +53,8 @@ def distinct(rows: Sequence[Row], of: Callable[[Row], Any]) -> list[Any]:
 
 def title_of(row: Row) -> str:
     """What rows must share to stand in one panel."""
-    return TITLES[row["mode"]] + (" with data" if row.get("data") else "") + f", {row['hardware']}"
+    tape = "" if row.get("full_tape", True) else ", tapes may halt"
+    return TITLES[row["mode"]] + (" with data" if row.get("data") else "") + f"{tape}, {row['hardware']}"
 
 
 def plain_name(model: str, options: dict[str, Any]) -> str:
