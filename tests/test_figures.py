@@ -26,9 +26,10 @@ from adatape.evaluate.reading import (
     taken_counts,
     taken_weights,
 )
-from adatape.report.figures import budget_rows, write_figures
+from adatape.recipes.imagenet import imagenet
+from adatape.report.figures import budget_rows, model_name, write_figures
 from adatape.report.gallery import Grid, _outline, easiest_first, varied
-from adatape.report.pictures.budgets import _labels, draw_budgets
+from adatape.report.pictures.budgets import _draw, _error, _labels, draw_budgets
 from adatape.report.pictures.elastic import accuracy_error, near
 from adatape.report.pictures.labels import name_points
 from adatape.report.pictures.parity import one_length
@@ -176,14 +177,30 @@ def test_outlines_lie_on_the_patches_that_were_read() -> None:
     assert [text.get_text() for text in axes.texts] == ["1", "1"]
 
 
+def test_budgets_of_a_small_model_have_errors_and_millions() -> None:
+    rows = [{"steps": n, "accuracy": 0.9, "gflops_mean": 0.001 * (1 + n), "samples": 100} for n in range(3)]
+    axes = Figure().subplots()
+    _draw(axes, rows, "gflops_mean")
+    assert axes.get_xlabel() == "MFLOPs, mean"
+    assert axes.lines[0].get_xdata().tolist() == pytest.approx([1, 2, 3])  # type: ignore[union-attr]
+    assert [text.xy[1] for text in axes.texts] == pytest.approx([93] * 3)  # type: ignore[attr-defined]
+    assert _error({**rows[0], "mean_ap": 0.5}) == _error({"accuracy": 0.9}) == 0
+
+
+def test_a_picture_is_not_titled_by_the_size_of_another_model() -> None:
+    assert model_name(tiny("adatape")) == "adatape"
+    assert model_name(imagenet(path="x", size="small")) == "adatape_small_patch16_224"
+
+
 ROWS = [{"steps": n, "accuracy": 0.5 + n / 10, "gflops_mean": 1.0 + n} for n in range(4)]
 
 
 def test_budgets_are_drawn_as_a_list_or_as_rows_and_what_is_unknown_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "budgets.json"
-    for written in (ROWS, {"run": "x", "lengths": [1, 2], "rows": ROWS}):
+    of_three = [{"samples": 3, **row} for row in ROWS]
+    for written, rows in ((ROWS, ROWS), ({"run": "x", "lengths": [1, 2], "rows": ROWS}, of_three)):
         path.write_text(json.dumps(written))
-        assert budget_rows(path) == ROWS
+        assert budget_rows(path) == rows
     assert draw_budgets(tmp_path / "quality.png", [*ROWS, {"steps": 9, "accuracy": None, "gflops_mean": 3}]) is not None
     assert draw_budgets(tmp_path / "none.png", ROWS[:1]) is None
     assert draw_budgets(tmp_path / "none.png", [{"steps": 1}, {"words": "x"}]) is None
