@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from adatape.recipes.haystack import haystack
+from adatape.train.run import run
+
 DIGITS = Path(__file__).parents[2] / "src" / "adatape" / "serve" / "models" / "digits"
 STEPS = 4  # of the stand-in model, as trained
 WAIT = 60_000  # milliseconds, after which what hangs has failed
@@ -492,6 +495,26 @@ def test_a_scene_shows_its_windows_in_order_with_their_crops_and_what_each_budge
         page.locator(".fitted", has_text="400 × 400 pixels at 800 × 800, with grey borders up to 1360 × 800").wait_for()
         page.locator(".far", has_text="unlike those that the model knows").wait_for()
         several_labels_are_named_and_marked(page)
+
+
+@pytest.mark.usefixtures("few_canvases")
+def test_a_square_canvas_shows_its_windows_too(visit: Any, serving: Any, picture: Any, tmp_path: Path) -> None:
+    application = pytest.importorskip("adatape.serve.app")
+    run(haystack(steps=2), tmp_path / "run", "cpu", lambda _: None)
+    loaded = pytest.importorskip("adatape.serve.served").load_served(tmp_path / "run")
+    with serving(application.create_app(loaded)) as address:
+        page = visit(address, width=1440)
+        settled(page)
+        read = int(figure(page, "tokens"))
+        assert read
+        assert not page.locator("[data-panel] .message").is_visible()
+        assert page.locator("svg .frame").count() == page.locator(".tape .crop").count() == read
+        example = page.locator("#examples button").first.bounding_box()
+        assert example["width"] == pytest.approx(example["height"], abs=1)
+        upload(page, "large.png", picture(3, 400))
+        page.locator(
+            ".fitted", has_text="the middle square of this image of 400 × 400 pixels, 351 of them wide"
+        ).wait_for()
 
 
 def several_labels_are_named_and_marked(page: Any) -> None:

@@ -84,7 +84,7 @@ export class Panel {
     if (this.windows) paintScene(canvas, bitmap, image);
     else if (seen) paintSeen(canvas, seen);
     else paint(canvas, bitmap, size);
-    const resized = Boolean(seen && bitmap) && (image.width !== size || image.height !== size);
+    const resized = Boolean(seen && bitmap) && !this.windows && (image.width !== size || image.height !== size);
     $(".file", this.root).hidden = !resized;
     if (resized) paintFile($(".file canvas", this.root), bitmap, size);
     $(".file figcaption", this.root).textContent = resized ? seenSentence(image, this.model.input) : "";
