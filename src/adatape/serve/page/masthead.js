@@ -26,5 +26,5 @@ function showWindows([height, width]) {
   document.body.dataset.bank = "windows";
   document.body.style.setProperty("--aspect", width / height);
   $("#lead").textContent = "A thin scan of the whole picture finds a few windows, and only these are read at full resolution. " +
-    "Where nothing is worth it, hardly any are.";
+    "Where nothing scores high, hardly any are.";
 }
