@@ -163,16 +163,17 @@ def _galleries(run: Finished) -> list[Path]:
         )
     }
     images = inputs_at(run.batches(), {place for _, places in chosen.values() for place in places})
-    order_note = "; numbers: reading order" if grid else ""
+    windows = run.model.tape_boxes if run.has_tape and run.model.window_grid() is not None else None
+    order_note = "; numbers: reading order" if grid or windows else ""
     return [
-        draw_gallery(run.out / f"{name}.png", f"{title}{order_note}", places, images, reads, names, grid)
+        draw_gallery(run.out / f"{name}.png", f"{title}{order_note}", places, images, reads, names, grid, windows)
         for name, (title, places) in chosen.items()
         if places
     ]
 
 
 def _extremes(run: Finished) -> tuple[str, str]:
-    if run.has_tape:
+    if run.has_tape and bool((run.reads.length != run.reads.length[0]).any()):
         return "shortest tapes", "longest tapes"
     adapts = bool((run.reads.macs != run.reads.macs[0]).any())
     return ("least work", "most work") if adapts else ("surest answers", "least sure answers")
@@ -216,7 +217,8 @@ def _samples(found: Any) -> int:
 def model_name(experiment: Experiment) -> str:
     model = experiment.model
     if isinstance(model, ImageModel):  # a name says a size, which options may have changed
-        return model.name.partition("_")[0] if model.options.keys() & SIZES else model.name
+        name = model.name.partition("_")[0] if model.options.keys() & SIZES else model.name
+        return name if model.wrap is None else f"{name} with a tape"
     return "adatape" if model.reading else "ut" if model.universal else "transformer"
 
 
