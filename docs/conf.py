@@ -39,7 +39,7 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
-html_sidebars = {page: [] for page in ["index", *CONTENTS["index"]] if page == "index" or page not in CONTENTS}
+html_sidebars = {page: [] for page in ["index", *CONTENTS["index"]] if page != "guides"}
 html_theme_options = {
     "logo": {"text": "adatape"},
     "header_links_before_dropdown": 6,

@@ -12,7 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from adatape.counter_rng import keys_of, uniform
 from adatape.data import augment as varying
 from adatape.data import randaug
-from adatape.data.augment import augment_image, augment_images, center_crop, center_crop_image, scale_and_erase
+from adatape.data.augment import (
+    augment_image,
+    augment_images,
+    center_crop,
+    center_crop_image,
+    scale_and_erase,
+    uncropped,
+)
 from adatape.data.mixing import Mixing, draw_mixing, mixed, targets
 from adatape.data_config import Augment
 
@@ -417,3 +424,19 @@ def test_a_gpu_never_waits_for_a_value(crop: str) -> None:
         x, y = mixed(x, y, mixing)
         assert x.shape == (7, 3, 32, 32)
         assert {x.device.type, y.device.type, center_crop(images, 32).device.type} == {"cuda"}
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (128, 128), (300, 200), (96, 400), (40, 32)])
+def test_a_box_on_the_centre_square_is_found_again_in_the_image(shape: tuple[int, int]) -> None:
+    top, left, side = shape[0] // 2 - 4, shape[1] // 2 + 2, min(shape) // 4
+    image = torch.zeros(1, *shape, dtype=torch.uint8)
+    image[:, top : top + side, left : left + side] = 255
+    rows, columns = (center_crop_image(image, 64)[0] > 127).nonzero(as_tuple=True)
+    box = [
+        int(rows.min()),
+        int(columns.min()),
+        int(rows.max() - rows.min()) + 1,
+        int(columns.max() - columns.min()) + 1,
+    ]
+    pixel = max(1.0, min(shape) / 64)
+    assert uncropped(box, *shape, 64) == pytest.approx([top, left, side, side], abs=1.5 * pixel)

@@ -16,13 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small_runs import in_the_long_suite
 
 from adatape import cli
+from adatape.data.images import haystack_of
+from adatape.data.loaders import scaled
 from adatape.recipes.haystack import haystack
 from adatape.recipes.parity import parity_small
 from adatape.report import demo
+from adatape.report.pictures.haystack import LOOKED_AT, typical
+from adatape.report.pictures.tape import read
 from adatape.train.sweep import combinations, with_settings
+from adatape.train.task import build_for
 from adatape.validation import call_checked
 
 ROOT = Path(__file__).parents[1]
@@ -195,6 +201,21 @@ def test_a_demo_leaves_its_pictures_its_figures_and_its_runs(
     assert [budget["steps"] for budget in said["haystack"]["budgets"]] == [8, 8, 1]
     cli.main(["demo", "--only", "parity", "--json"])  # in the place of the first
     assert "haystack" not in last_json(capsys)
+
+
+@pytest.mark.usefixtures("few_canvases")
+def test_the_demo_draws_canvases_whose_tapes_have_the_usual_length() -> None:
+    torch.manual_seed(0)
+    canvases, model = haystack_of(train=False), build_for(haystack())
+    x = scaled(torch.from_numpy(canvases.images).permute(0, 3, 1, 2))
+    model.set_budget(threshold=float(read(model, x).weight.median()))  # some canvases read more than others
+    lengths = read(model, x).length
+    assert len(set(lengths.tolist())) > 1
+    for count in range(1, 5):
+        alike = lengths[torch.from_numpy(canvases.digits) == count][:LOOKED_AT]
+        chosen = typical(model, canvases, count)
+        assert canvases.digits[chosen] == count
+        assert lengths[chosen] == alike.median()
 
 
 def readme_blocks(kind: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 from small_runs import tiny
 
+from adatape.config import Budget
 from adatape.data_config import Scenes
 from adatape.serve.likeness import FEWEST, STORED, load_reference, reference_of, statistics_of
 from adatape.serve.naming import display_name
@@ -66,6 +68,18 @@ def test_every_budget_has_its_cost_and_measured_ones_their_figures(tmp_path: Pat
     assert digits.model.budget() == before
     (tmp_path / MEASURED).write_text("{")
     assert all(stop["accuracy"] is None for stop in stops_of(tmp_path, digits.model))
+
+
+@pytest.mark.parametrize(("steps", "accuracy"), [(0, 0.7), (2, 0.9), (3, None)])
+def test_the_accuracy_is_that_of_the_budget_which_requests_get(
+    steps: int, accuracy: float | None, digits: ServedModel
+) -> None:
+    rows = [(0, None, 0.7), (1, 0.25, 0.8), (2, 0.5, 0.9), (3, 0.75, None)]
+    stops = [{"steps": at, "threshold": threshold, "accuracy": right} for at, threshold, right in rows]
+    model = dataclasses.replace(digits.experiment.model, budget=Budget(steps))  # type: ignore[type-var]
+    stored = digits._replace(experiment=dataclasses.replace(digits.experiment, model=model), accuracy=0.99, stops=stops)
+    assert description(stored, Budget(steps, steps / 4 or None))["accuracy"] == accuracy
+    assert description(digits._replace(accuracy=0.99, stops=stops), Budget(4, 1.0))["accuracy"] == 0.99
 
 
 def test_a_model_of_one_cost_has_no_stops(tmp_path: Path) -> None:

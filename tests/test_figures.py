@@ -26,9 +26,12 @@ from adatape.evaluate.reading import (
     taken_counts,
     taken_weights,
 )
-from adatape.report.figures import budget_rows, write_figures
-from adatape.report.gallery import Grid, _outline, easiest_first, varied
-from adatape.report.pictures.budgets import _labels, draw_budgets
+from adatape.recipes.haystack import haystack
+from adatape.recipes.imagenet import imagenet
+from adatape.report import figures
+from adatape.report.figures import budget_rows, model_name, write_figures
+from adatape.report.gallery import Grid, _outline, _outline_windows, easiest_first, varied
+from adatape.report.pictures.budgets import _draw, _error, _labels, draw_budgets
 from adatape.report.pictures.elastic import accuracy_error, near
 from adatape.report.pictures.labels import name_points
 from adatape.report.pictures.parity import one_length
@@ -176,14 +179,53 @@ def test_outlines_lie_on_the_patches_that_were_read() -> None:
     assert [text.get_text() for text in axes.texts] == ["1", "1"]
 
 
+def test_windows_are_outlined_where_they_lie_up_to_the_edge() -> None:
+    reads = made_up(length=[2], taken=[[[5], [0], [3]]], weight=[[[0.7], [0.3], [0.0]]])
+    axes = Figure().subplots()
+    boxes = {5: [8, 4, 4, 4], 0: [-2, -2, 4, 4]}
+    _outline_windows(
+        axes, reads, 0, torch.zeros(1, 16, 16), lambda index, _: torch.tensor([boxes[int(i)] for i in index])
+    )
+    corners = [(p.get_y(), p.get_x(), p.get_width()) for p in axes.patches]  # type: ignore[attr-defined]
+    assert corners == [(7.5, 3.5, 4), (-2.5, -2.5, 4)]
+    assert axes.get_xlim() == (-0.5, 15.5)
+    assert [text.get_text() for text in axes.texts] == ["1", "2"]
+
+
+@pytest.mark.usefixtures("few_canvases")
+def test_canvases_that_read_alike_are_sorted_by_certainty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(figures, "draw_gallery", lambda path, title, *_: titles.append(title) or path)
+    run(haystack(steps=2), tmp_path / "run", "cpu", lambda _: None)
+    write_figures(tmp_path / "run", "cpu", samples=40)
+    assert titles[0] == "Easy: surest answers; numbers: reading order"
+
+
+def test_budgets_of_a_small_model_have_errors_and_millions() -> None:
+    rows = [{"steps": n, "accuracy": 0.9, "gflops_mean": 0.001 * (1 + n), "samples": 100} for n in range(3)]
+    axes = Figure().subplots()
+    _draw(axes, rows, "gflops_mean")
+    assert axes.get_xlabel() == "MFLOPs, mean"
+    assert axes.lines[0].get_xdata().tolist() == pytest.approx([1, 2, 3])  # type: ignore[union-attr]
+    assert [text.xy[1] for text in axes.texts] == pytest.approx([93] * 3)  # type: ignore[attr-defined]
+    assert _error({**rows[0], "mean_ap": 0.5}) == _error({"accuracy": 0.9}) == 0
+
+
+def test_a_picture_is_not_titled_by_the_size_of_another_model() -> None:
+    assert model_name(tiny("adatape")) == "adatape"
+    assert model_name(haystack()) == "vit with a tape"
+    assert model_name(imagenet(path="x", size="small")) == "adatape_small_patch16_224"
+
+
 ROWS = [{"steps": n, "accuracy": 0.5 + n / 10, "gflops_mean": 1.0 + n} for n in range(4)]
 
 
 def test_budgets_are_drawn_as_a_list_or_as_rows_and_what_is_unknown_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "budgets.json"
-    for written in (ROWS, {"run": "x", "lengths": [1, 2], "rows": ROWS}):
+    of_three = [{"samples": 3, **row} for row in ROWS]
+    for written, rows in ((ROWS, ROWS), ({"run": "x", "lengths": [1, 2], "rows": ROWS}, of_three)):
         path.write_text(json.dumps(written))
-        assert budget_rows(path) == ROWS
+        assert budget_rows(path) == rows
     assert draw_budgets(tmp_path / "quality.png", [*ROWS, {"steps": 9, "accuracy": None, "gflops_mean": 3}]) is not None
     assert draw_budgets(tmp_path / "none.png", ROWS[:1]) is None
     assert draw_budgets(tmp_path / "none.png", [{"steps": 1}, {"words": "x"}]) is None

@@ -23,7 +23,10 @@ from adatape.train.licence import licence_of
 from adatape.train.release import release
 from adatape.train.weights import read_weights
 
-SAID = {"result": {"accuracy": 0.98765432, "note": "a|b"}, "command": "adatape train digits --seed 3"}
+SAID = {
+    "result": {"accuracy": 0.98765432, "note": "a|b", "lengths": [0, 4], "logits_sha256": "bc2b"},
+    "command": "adatape train digits --seed 3",
+}
 
 
 def trained(name: str, options: dict[str, Any]) -> torch.nn.Module:
@@ -69,6 +72,8 @@ def test_a_release_holds_weights_configuration_and_card(released: Path) -> None:
     parameters = sum(p.numel() for p in loaded(released).parameters())
     for part in (
         f"{parameters:,} parameters",
+        "# PlainViT, 32 × 32 pixels, 4 classes\n",
+        "name `plainvit_tiny_patch16_224` with the options in `config.json`",
         "| accuracy | 0.987654 |",
         r"a\|b",
         SAID["command"],
@@ -76,6 +81,8 @@ def test_a_release_holds_weights_configuration_and_card(released: Path) -> None:
         "Licence: unknown: nobody has named one.",
     ):
         assert part in card
+    for part in ("# plainvit_tiny", "logits_sha256", "| lengths"):
+        assert part not in card
 
 
 @torch.no_grad()

@@ -447,3 +447,13 @@ def test_behind_gates_every_parameter_has_a_gradient(tape_ffn: str) -> None:
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="bankk"):
         adatape.wrap(timm.create_model("vit_tiny_patch16_224", depth=2), bankk="input")
+
+
+def test_weights_that_cannot_be_fetched_are_asked_for_as_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no\nnetwork")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    model = ImageModel("vit_tiny_patch16_224.augreg_in21k", pretrained="hub")
+    with pytest.raises(ValueError, match=r"augreg_in21k cannot be fetched: no network; `--pretrained FILE` takes"):
+        build_image_model(model, 32, 3, 4)

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from adatape.recipes.haystack import haystack
+from adatape.train.run import run
+
 DIGITS = Path(__file__).parents[2] / "src" / "adatape" / "serve" / "models" / "digits"
 STEPS = 4  # of the stand-in model, as trained
 WAIT = 60_000  # milliseconds, after which what hangs has failed
@@ -234,6 +237,17 @@ def test_two_images_stand_side_by_side_at_one_budget(page: Any) -> None:
     assert overflow(page) == 0
 
 
+def test_pictures_that_are_compared_are_level(page: Any) -> None:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.locator("#compare").click()
+    settled(page, "B")
+    titles = page.locator("[data-panel] h2 span:last-child")
+    titles.nth(0).evaluate("node => node.textContent = 'example 1, labelled 0'")
+    titles.nth(1).evaluate("node => node.textContent = 'example 2, labelled prohibitory, danger'")
+    one, other = (page.locator(f"[data-panel={letter}] .scene").bounding_box() for letter in "AB")
+    assert one["y"] == pytest.approx(other["y"], abs=1)
+
+
 def test_no_slot_of_a_tape_stands_alone_in_its_row(page: Any) -> None:
     page.locator("#compare").click()
     settled(page, "B")
@@ -297,13 +311,14 @@ def test_what_the_model_saw_of_a_file_is_drawn_and_the_file_beside_it(page: Any,
 def test_each_stop_says_what_it_gives_and_costs(page: Any) -> None:
     ticks = [text.split() for text in page.locator("#ticks span").all_inner_texts()]
     assert ticks == [
-        ["0", "95.0", "%", "0.8"],
-        ["1", "96.0", "%", "0.9"],
-        ["2", "97.0", "%", "1"],
-        ["3", "1.4"],
-        ["4", "99.0", "%", "1.2"],
+        ["0", "95.0", "%", "0.800"],
+        ["1", "96.0", "%", "0.900"],
+        ["2", "97.0", "%", "1.00"],
+        ["3", "1.40"],
+        ["4", "99.0", "%", "1.20"],
     ]
     assert page.locator("#ticks-legend").inner_text() == "Under each stop: test accuracy, mean MFLOPs"
+    assert page.locator("#unit").inner_text() == "MFLOPs: millions of multiply-adds."
     set_steps(page, 2)
     page.locator("#stop", has_text="At most 2: accuracy 97.0 % with 1 MFLOPs on average").wait_for()
     set_steps(page, 3)
@@ -461,6 +476,9 @@ def test_a_scene_shows_its_windows_in_order_with_their_crops_and_what_each_budge
         assert f"Stopped after {read} windows of at most 8: the next window's score was below" in halted(page)
         assert page.locator("#examples button").count() == 12
         assert page.locator("#ticks span").count() == 8
+        assert page.locator("#unit").inner_text() == "GMAC: billions of multiply-adds."
+        assert "sign" not in page.locator("#lead").inner_text()  # as much is said of any model of windows
+        assert "100 %" not in page.locator(".bars b").all_inner_texts()
         assert page.locator("#steps").get_attribute("min") == "1"
         assert overflow(page) == 0
         box = page.locator(".frame").last.bounding_box()
@@ -477,6 +495,26 @@ def test_a_scene_shows_its_windows_in_order_with_their_crops_and_what_each_budge
         page.locator(".fitted", has_text="400 × 400 pixels at 800 × 800, with grey borders up to 1360 × 800").wait_for()
         page.locator(".far", has_text="unlike those that the model knows").wait_for()
         several_labels_are_named_and_marked(page)
+
+
+@pytest.mark.usefixtures("few_canvases")
+def test_a_square_canvas_shows_its_windows_too(visit: Any, serving: Any, picture: Any, tmp_path: Path) -> None:
+    application = pytest.importorskip("adatape.serve.app")
+    run(haystack(steps=2), tmp_path / "run", "cpu", lambda _: None)
+    loaded = pytest.importorskip("adatape.serve.served").load_served(tmp_path / "run")
+    with serving(application.create_app(loaded)) as address:
+        page = visit(address, width=1440)
+        settled(page)
+        read = int(figure(page, "tokens"))
+        assert read
+        assert not page.locator("[data-panel] .message").is_visible()
+        assert page.locator("svg .frame").count() == page.locator(".tape .crop").count() == read
+        example = page.locator("#examples button").first.bounding_box()
+        assert example["width"] == pytest.approx(example["height"], abs=1)
+        upload(page, "large.png", picture(3, 400))
+        page.locator(
+            ".fitted", has_text="the middle square of this image of 400 × 400 pixels, 351 of them wide"
+        ).wait_for()
 
 
 def several_labels_are_named_and_marked(page: Any) -> None:

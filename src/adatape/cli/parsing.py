@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import io
-from collections.abc import Callable, Mapping
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,7 @@ def parsed(verbs: Mapping[str, Callable[..., None]], given: list[str]) -> Callab
             )
     except SystemExit as stop:
         if stop.code:
-            raise ValueError(_refusal(said.getvalue())) from stop
+            raise ValueError(_refusal(said.getvalue(), given, verbs)) from stop
         print(examples(given), end="")
         raise
     return chosen
@@ -55,8 +58,8 @@ def _checked(verb: Callable[..., None]) -> Callable[..., Callable[[], None]]:
     return choose
 
 
-def _refusal(box: str) -> str:
-    """What the parser says in a box: the first section, and of the others an option that may have been meant."""
+def _refusal(box: str, given: list[str], verbs: Iterable[str]) -> str:
+    """What the parser says in a box: the first section, and what may have been meant."""
     sections: list[list[str]] = [[]]
     for line in box.strip().splitlines()[1:]:  # the first has the title
         text = line.strip("│╰╯─ ")
@@ -64,9 +67,34 @@ def _refusal(box: str) -> str:
             sections[-1].append(text)
         elif set(line) & set("─-") and sections[-1]:
             sections.append([])
-    words = (" ".join(sections[0]) or " ".join(box.split())).partition(" Got errors:")[0].rstrip(".")
-    near = next((text.split()[0] for section in sections[1:] for text in section if text.startswith("--")), None)
-    return f"{words}{f'; perhaps {near} was meant' if near and near not in words else ''}; --help lists what there is"
+    words = (" ".join(sections[0]) or " ".join(box.split())).partition(" Got errors:")[0]
+    words = re.sub(r" \(applied to [^)]*\)", "", words.partition(" Arguments are applied")[0])
+    near = _near_command(given, verbs) or _near_option(sections[1:], given)
+    return f"{words.rstrip('.')}{f'; perhaps {near} was meant' if near else ''}; --help lists what there is"
+
+
+def _near_command(given: list[str], verbs: Iterable[str]) -> str | None:
+    """The verb or recipe that a word in its place resembles."""
+    if not given or given[0].startswith("-"):
+        return None
+    if given[0] in RECIPES:
+        return f"adatape train {given[0]}"
+    if given[0] not in verbs:
+        return next(iter(difflib.get_close_matches(given[0], list(verbs), 1)), None)
+    if given[0] in ("train", "sweep") and len(given) > 1 and given[1] not in RECIPES:
+        return next(iter(difflib.get_close_matches(given[1], list(RECIPES), 1)), None)
+    return None
+
+
+def _near_option(sections: list[list[str]], given: list[str]) -> str | None:
+    """The parser's first proposal that the command knows; it proposes those of all others too."""
+    option, typed = None, f"in adatape {' '.join(given)} "
+    for text in itertools.chain.from_iterable(sections):
+        if text.startswith("--"):
+            option = text.split()[0]
+        elif option and text.startswith("in adatape ") and typed.startswith(text.removesuffix("--help")):
+            return option if option not in given else None
+    return None
 
 
 def _with_kind(given: list[str]) -> list[str]:

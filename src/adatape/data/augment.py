@@ -5,6 +5,7 @@ All random numbers are functions of a sample's key, so a sample is the same in a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,14 @@ def center_crop_image(image: UInt8[Tensor, "c h w"] | Image.Image, size: int) ->
     height, width = _resized_shape(picture.height, picture.width, size)
     top, left = (height - size) // 2, (width - size) // 2
     return _tensor(_resized_one(picture, height, width).crop((left, top, left + size, top + size)))
+
+
+def uncropped(box: Sequence[float], height: int, width: int, size: int) -> list[float]:
+    """Top, left, height and width on the square of `center_crop_image`, in pixels of the image."""
+    tall, wide = _resized_shape(height, width, size)
+    down, across = height / tall, width / wide
+    top, left = box[0] + (tall - size) // 2, box[1] + (wide - size) // 2
+    return [top * down, left * across, box[2] * down, box[3] * across]
 
 
 def box_of(draws: Any, height: int, width: int, area: tuple[float, float], narrowest: float) -> tuple[Any, ...]:

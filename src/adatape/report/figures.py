@@ -32,6 +32,7 @@ from adatape.train.lock import write_lock
 from adatape.train.logger import METRICS, read_metrics
 
 FIGURES, BUDGETS = "figures", "budgets.json"
+SIZES = {"embed_dim", "depth"}  # options that make another size of a named model
 TELLING = 64  # sequences among which one is chosen to be drawn
 
 
@@ -162,16 +163,17 @@ def _galleries(run: Finished) -> list[Path]:
         )
     }
     images = inputs_at(run.batches(), {place for _, places in chosen.values() for place in places})
-    order_note = "; numbers: reading order" if grid else ""
+    windows = run.model.tape_boxes if run.has_tape and run.model.window_grid() is not None else None
+    order_note = "; numbers: reading order" if grid or windows else ""
     return [
-        draw_gallery(run.out / f"{name}.png", f"{title}{order_note}", places, images, reads, names, grid)
+        draw_gallery(run.out / f"{name}.png", f"{title}{order_note}", places, images, reads, names, grid, windows)
         for name, (title, places) in chosen.items()
         if places
     ]
 
 
 def _extremes(run: Finished) -> tuple[str, str]:
-    if run.has_tape:
+    if run.has_tape and bool((run.reads.length != run.reads.length[0]).any()):
         return "shortest tapes", "longest tapes"
     adapts = bool((run.reads.macs != run.reads.macs[0]).any())
     return ("least work", "most work") if adapts else ("surest answers", "least sure answers")
@@ -202,13 +204,21 @@ def budget_rows(path: Path) -> list[dict[str, Any]]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     rows = found.get("rows", []) if isinstance(found, dict) else found
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    known = {"samples": samples} if (samples := _samples(found)) else {}
+    return [{**known, **row} for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _samples(found: Any) -> int:
+    """How many the accuracies are of, which the histogram of lengths tells; 0 where it is not known."""
+    counts = found.get("lengths") if isinstance(found, dict) else None
+    return sum(counts) if isinstance(counts, list) and all(isinstance(count, int) for count in counts) else 0
 
 
 def model_name(experiment: Experiment) -> str:
     model = experiment.model
-    if isinstance(model, ImageModel):
-        return model.name
+    if isinstance(model, ImageModel):  # a name says a size, which options may have changed
+        name = model.name.partition("_")[0] if model.options.keys() & SIZES else model.name
+        return name if model.wrap is None else f"{name} with a tape"
     return "adatape" if model.reading else "ut" if model.universal else "transformer"
 
 

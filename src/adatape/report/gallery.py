@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +22,17 @@ DIMMED = 0.6  # so that thin outlines are seen
 STEPS = colormaps["plasma"]
 
 
+Boxes = Callable[[Tensor, tuple[int, int]], Tensor | None]  # as `Adaptive.tape_boxes`
+
+
 class Grid(NamedTuple):
     """How bank tokens lie on an image."""
 
     rows: int
     columns: int
+
+
+SMALLEST = Grid(NUMBERED + 1, NUMBERED + 1)  # the grid whose numbers are smallest
 
 
 def easiest_first(reads: Reads) -> list[int]:
@@ -54,8 +60,9 @@ def draw_gallery(
     reads: Reads,
     names: Sequence[str],
     grid: Grid | None,
+    windows: Boxes | None = None,
 ) -> Path:
-    """`grid` is None where what is read is no part of the image."""
+    """`grid` is None where what is read is no part of the image, or a window of it, which `windows` finds."""
     rows = -(-len(places) // COLUMNS)
     with picture(path, 0.5 + 2.25 * rows, pads=(0.06, 0.06)) as figure:
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=12)
@@ -66,6 +73,8 @@ def draw_gallery(
             _draw_image(axes, images[place], 1.0 if grid is None or grid.columns <= NUMBERED else DIMMED)
             if grid is not None:
                 _outline(axes, reads, place, images[place], grid)
+            if windows is not None:
+                _outline_windows(axes, reads, place, images[place], windows)
             _caption(axes, reads, place, names)
     return path
 
@@ -95,6 +104,18 @@ def _outline(axes: Axes, reads: Reads, place: int, image: Tensor, grid: Grid) ->
                                      edgecolor=colour, linewidth=thick))  # fmt: skip
             if grid.columns <= NUMBERED or n == heaviest:
                 _number(axes, left + width / 2, top + height / 2, step + 1, colour, grid)
+
+
+def _outline_windows(axes: Axes, reads: Reads, place: int, image: Tensor, windows: Boxes) -> None:
+    """What is outside of the image is cut off."""
+    length, shape = int(reads.length[place]), (image.shape[1], image.shape[2])
+    boxes = windows(reads.taken[place, :length, 0], shape)
+    assert boxes is not None
+    axes.set(xlim=(-0.5, shape[1] - 0.5), ylim=(shape[0] - 0.5, -0.5))
+    for step, (top, left, height, width) in enumerate(boxes.tolist()):
+        colour = STEPS(0.25 + 0.55 * step / max(1, reads.taken.shape[1] - 1))
+        axes.add_patch(Rectangle((left - 0.5, top - 0.5), width, height, fill=False, edgecolor=colour, linewidth=1.5))
+        _number(axes, max(left, 0.0), max(top, 0.0), step + 1, colour, SMALLEST)
 
 
 def _number(axes: Axes, x: float, y: float, number: int, colour: tuple[float, ...], grid: Grid) -> None:

@@ -18,6 +18,7 @@ LEGEND = {
     "GFLOPs": "billions of multiply-adds for one sample",
     "GFLOPs mean": "mean billions of multiply-adds for one sample",
     "GFLOPs (bound)": "billions of multiply-adds for one sample, with the longest tape or all steps",
+    "MFLOPs mean": "mean millions of multiply-adds for one sample",
     "MFLOPs": "millions of multiply-adds for one sample",
     "p50": "its median",
     "p95": "its 95th percentile",

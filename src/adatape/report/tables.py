@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from adatape.train.launch import Evaluated, Swept, Trained
     from adatape.train.release import Released
 
+SMALL = 0.1  # GFLOPs below which millions say more
+
 
 def _explained(
     columns: Sequence[str],
@@ -86,15 +88,16 @@ def paper_models_table(found: ModelList) -> Table:
 
 def trained_table(found: Trained) -> Table:
     result, name = found.result, main_figure(found.result)
+    unit, (mean,) = _work([result["gflops_mean"]])
     row = (
         f"{result[name]:.2%}",
         _spread(result["length_mean"], result["length_var"]),
         f"{_millions(result['parameters'])} M",
-        f"{result['gflops_mean']:.4f}",
+        mean,
         str(result["steps"]),
         f"{result['seconds']:.0f}",
     )
-    columns = (f"test {FIGURE_NAMES[name]}", "tape length", "parameters", "GFLOPs mean", "training steps", "seconds")
+    columns = (f"test {FIGURE_NAMES[name]}", "tape length", "parameters", f"{unit} mean", "training steps", "seconds")
     notes = [*_by_class(result.get("average_precision")), f"run folder: {found.out}"]
     return _explained(columns, [row], notes=notes, words=())
 
@@ -103,23 +106,24 @@ def swept_table(found: Swept) -> Table:
     figures = ("accuracy", "mean_ap", "length_mean", "gflops", "gflops_mean", "steps")
     chosen = [name for name in found.rows[0] if name not in figures]
     main = main_figure(found.rows[0])
+    unit, means = _work([row["gflops_mean"] for row in found.rows])
     rows = [
         (
             *(str(row[name]) for name in chosen),
             f"{row[main]:.2%}",
             f"{row['length_mean']:.1f}",
-            f"{row['gflops_mean']:.4f}",
+            mean,
             str(row["steps"]),
         )
-        for row in found.rows
+        for row, mean in zip(found.rows, means, strict=True)
     ]
-    columns = (*chosen, f"test {FIGURE_NAMES[main]}", "length", "GFLOPs mean", "training steps")
+    columns = (*chosen, f"test {FIGURE_NAMES[main]}", "length", f"{unit} mean", "training steps")
     return _explained(columns, rows, notes=[f"sweep folder: {found.out}"], words=range(len(chosen)))
 
 
 def evaluated_table(found: Evaluated) -> Table:
     score = found.score
-    gflops = (score.gflops_mean, score.gflops_p50, score.gflops_p95, found.gflops)
+    unit, work = _work([score.gflops_mean, score.gflops_p50, score.gflops_p95, found.gflops])
     right = {"accuracy": score.accuracy}
     if score.mean_ap is not None:
         right = {"mean AP": score.mean_ap, "all labels right": score.accuracy}
@@ -129,9 +133,9 @@ def evaluated_table(found: Evaluated) -> Table:
         f"{score.sequence_mean:.1f}",
         str(score.sequence_max),
         f"{score.length_var:.2f}",
-        *(_figure(value, ".4f") for value in gflops),
+        *work,
     )
-    columns = (*right, "loss", "sequence", "longest", "variance", "GFLOPs mean", "p50", "p95", "bound")
+    columns = (*right, "loss", "sequence", "longest", "variance", f"{unit} mean", "p50", "p95", "bound")
     stored = [f"at the budget stored in the run: {_written(found.stored)}"] if found.stored else []
     return _explained(columns, [row], notes=[*_by_class(score.average_precision), *stored], words=())
 
@@ -210,9 +214,10 @@ def found_budget_table(found: FoundBudget) -> Table:
     kept = f"not stored; with --store, eval, fewshot, serve, export and release of {found.run} use it"
     if found.config is not None:
         kept = f"stored in {found.config}; `adatape budget {found.run} --reset` removes it"
+    unit, (mean,) = _work([found.reported["gflops_mean"]])
     notes = [
         f"budget: {_written(found.budget)}; {FIGURE_NAMES[name]} {found.reported[name]:.2%}, "
-        f"{found.reported['gflops_mean']:.4g} GFLOPs, {found.chosen['ms_batch1']:.3f} ms for one image",
+        f"{mean} {unit}, {found.chosen['ms_batch1']:.3f} ms for one image",
         found.chosen_on,
         kept,
     ]
@@ -231,7 +236,7 @@ def _written(budget: Budget) -> str:
 def _budgets(rows: Sequence[dict[str, Any]], marks: Sequence[str], title: str = "", notes: Sequence[str] = ()) -> Table:
     sizes = [int(name.removeprefix("ms_batch")) for name in rows[0] if name.startswith("ms_batch")]
     main = main_figure(rows[0])
-    unit, scale = ("GFLOPs", 1) if max(row["gflops_mean"] for row in rows) >= 0.1 else ("MFLOPs", 1000)
+    unit, scale = _unit(max(row["gflops_mean"] for row in rows))
     cells = [
         (
             f"{row['steps']} {mark}",
@@ -322,6 +327,17 @@ def started_table(found: Started) -> Table:
     default = [] if found.default is None else [f"requests that name no budget: {_written(found.default)}"]
     notes = [*default, f"listening on {found.address}  (Ctrl+C stops)"]
     return _explained(columns, [row], notes=notes, words=range(4))
+
+
+def _unit(gflops: float) -> tuple[str, int]:
+    """Millions where billions would say little, and how many are a billion."""
+    return ("GFLOPs", 1) if gflops >= SMALL else ("MFLOPs", 1000)
+
+
+def _work(gflops: Sequence[float | None]) -> tuple[str, list[str]]:
+    """The unit of figures that stand in one table, and the figures."""
+    unit, scale = _unit(max((value for value in gflops if value is not None), default=SMALL))
+    return unit, ["–" if value is None else f"{value * scale:.4g}" for value in gflops]
 
 
 def _millions(count: float) -> str:

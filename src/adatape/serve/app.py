@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 from torch import Tensor
 
+from adatape.data.augment import uncropped
 from adatape.data.letterbox import unboxed
 from adatape.serve.bodies import BodyLimit
 from adatape.serve.budgets import as_dict, for_length
@@ -200,12 +201,18 @@ def _tape(answer: Answer) -> list[dict[str, Any]]:
 
 
 def _with_boxes(service: Service, tape: list[dict[str, Any]], picture: Picture) -> list[dict[str, Any]]:
-    """Where each token lies in pixels of the file, if the model saw the whole of it."""
-    size = service.served.size
-    found = None if isinstance(size, int) else service.served.model.tape_boxes(_indices(tape), size)
-    if found is None or isinstance(size, int):
+    """Where each token lies in pixels of the file, if the model saw the whole of it or reads windows of it."""
+    model, size = service.served.model, service.served.size
+    if isinstance(size, int) and model.window_grid() is None:
         return tape
-    boxes = [[unboxed(box, picture.height, picture.width, size) for box in step] for step in found.tolist()]
+    found = model.tape_boxes(_indices(tape), (size, size) if isinstance(size, int) else size)
+    if found is None:
+        return tape
+    shape = picture.height, picture.width
+    boxes = [
+        [uncropped(box, *shape, size) if isinstance(size, int) else unboxed(box, *shape, size) for box in step]
+        for step in found.tolist()
+    ]
     return [{**step, "box": box} for step, box in zip(tape, boxes, strict=True)]
 
 

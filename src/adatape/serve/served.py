@@ -162,11 +162,24 @@ def description(served: ServedModel, default: Budget | None) -> dict[str, Any]:
             "merge": tokens_a_step(model) if known else None,
         },
         "default": as_dict(default),
-        "accuracy": served.accuracy,
-        "mean_ap": served.mean_ap,
+        **_quality(served, default),
         "gflops": bound(model),
         "stops": list(served.stops),
     }
+
+
+def _quality(served: ServedModel, default: Budget | None) -> dict[str, float | None]:
+    """What the test set gave at the default budget; a run's result is that of the trained one."""
+    if default is None or getattr(served.experiment.model, "budget", None) is None:
+        return {"accuracy": served.accuracy, "mean_ap": served.mean_ap}
+    stop = next((each for each in served.stops if _is_at(each, default)), {})
+    return {name: stop.get(name) for name in ("accuracy", "mean_ap")}
+
+
+def _is_at(stop: Stop, budget: Budget) -> bool:
+    given, used = stop["threshold"], budget.threshold
+    same = given == used if given is None or used is None else math.isclose(given, used, rel_tol=1e-3)
+    return stop["steps"] == budget.steps and same
 
 
 def _bank(model: Adaptive) -> dict[str, Any]:

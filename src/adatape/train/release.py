@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from adatape.train.weights import FORMAT, stamp
 from adatape.validation import read_object
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+UNTOLD = ("lengths", "logits_sha256", "seconds", "samples_per_second")
 NAMED = 3  # tensors named in an error message; further ones are counted
 FAMILIES = {
     "adatape": "AdaTape (Xue et al., ICML 2023): a ViT with a tape of additional tokens, whose number adapts",
@@ -44,12 +46,13 @@ library_name: timm
 pipeline_tag: image-classification
 tags: [adatape, timm, image-classification]
 ---
-# {name}
+# {title}
 
 This is {what}.
-It has {parameters:,} parameters, {classes} classes{several}, and takes images of {size} pixels.
+It has {parameters:,} parameters, {classes} classes{several}, and takes images of {size} pixels. timm builds it by the
+name `{name}` with the options in `{config}`, which go before what the name says.
 
-| figure | value |
+| figure, on the test set | value |
 |---|---|
 {figures}
 
@@ -250,11 +253,14 @@ def _card(
     several: str,
     answer: str,
 ) -> str:
+    what = FAMILIES.get(name.split("_")[0], "a Vision Transformer")
+    kind = re.split(r" \(|:| on images", what)[0]
     return TEMPLATE.format(
         licence=licence.name,
         licence_note=licence,
         name=name,
-        what=FAMILIES.get(name.split("_")[0], "a Vision Transformer"),
+        title=f"{kind[0].upper()}{kind[1:]}, {size[2]} × {size[1]} pixels, {skeleton.num_classes} classes",
+        what=what,
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
         classes=skeleton.num_classes,
         size=" × ".join(map(str, size)),
@@ -270,9 +276,11 @@ def _card(
 
 
 def _flat(result: dict[str, Any]) -> dict[str, Any]:
-    """Figures that are given by class as one for each."""
+    """Figures that are given by class as one for each; without those that only a run's tests need."""
     rows: dict[str, Any] = {}
     for key, value in result.items():
+        if key in UNTOLD:
+            continue
         rows |= {f"{key}, {name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
     return rows
 

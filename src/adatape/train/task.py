@@ -14,6 +14,7 @@ from torch import nn
 import adatape.models  # noqa: F401  registers the models
 from adatape.config import Experiment, ImageModel, SequenceModel
 from adatape.data.batch import Batch, Shard
+from adatape.data.decode import one_line
 from adatape.data.imageset import Tally
 from adatape.data.loaders import Labelled
 from adatape.data.sets import LabelledSet, open_set
@@ -104,7 +105,15 @@ def build_image_model(
         if model.pretrained != "hub":
             given["pretrained_cfg_overlay"] = {"state_dict": read_weights(Path(model.pretrained)), "custom_load": False}
     named = partial(timm.create_model, model.name)
-    built = build_checked(named, model.name, model.options, "model.options", **given)
+    try:
+        built = build_checked(named, model.name, model.options, "model.options", **given)
+    except OSError as error:  # all that reads from the hub raises for a missing connection
+        if model.pretrained != "hub":
+            raise
+        raise ValueError(
+            f"the pretrained weights of {model.name} cannot be fetched: {one_line(error)}; "
+            "`--pretrained FILE` takes a safetensors file of them instead"
+        ) from error
     if not whole:
         _check_fits(built, size)
     settings: Any = getattr(built, "pretrained_cfg", None) or {}

@@ -20,6 +20,7 @@ COSTS = {
 }
 SHOWN = 2
 NEAR = 0.06  # of the axis
+SMALL = 0.1  # GFLOPs below which millions say more
 
 
 def draw_budgets(path: Path, rows: list[dict[str, Any]]) -> Path | None:
@@ -34,17 +35,23 @@ def draw_budgets(path: Path, rows: list[dict[str, Any]]) -> Path | None:
         every = figure.subplots(1, len(costs), sharey=True, squeeze=False)[0]
         for axes, name in zip(every, costs, strict=True):
             _draw(axes, sorted((row for row in rows if _has(row, name)), key=lambda row: row[name]), name)
-        every[0].set_ylabel(f"{FIGURE_NAMES[main_figure(rows[0])]} (%)")
+        error = " ± error" if any(_error(row) for row in rows if _has(row, costs[0])) else ""
+        every[0].set_ylabel(f"{FIGURE_NAMES[main_figure(rows[0])]}{error} (%)")
         every[0].set_title("One model at several budgets; numbers: tape steps allowed")
     return path
 
 
 def _draw(axes: Axes, rows: list[dict[str, Any]], name: str) -> None:
+    label = COSTS[name]
+    if name.startswith("gflops") and rows[-1][name] < SMALL:
+        rows = [{**row, name: 1000 * row[name]} for row in rows]
+        label = label.replace("GFLOPs", "MFLOPs")
     cost, quality = [row[name] for row in rows], [100 * row[main_figure(row)] for row in rows]
-    axes.plot(cost, quality, color=GREEN, linewidth=2, marker="o", markersize=6)
+    errors = [_error(row) for row in rows]
+    axes.errorbar(cost, quality, errors, color=GREEN, linewidth=2, elinewidth=1, marker="o", markersize=6)
     for text, x, y in _labels(rows, name):
         axes.annotate(text, (x, y), (0, 8), textcoords="offset points", ha="center", color=INK)
-    axes.set_xlabel(COSTS[name])
+    axes.set_xlabel(label)
     axes.margins(0.1, 0.18)
     tidy(axes, "both")
 
@@ -62,10 +69,17 @@ def _labels(rows: list[dict[str, Any]], name: str) -> list[tuple[str, float, flo
         (
             ", ".join(str(step) for step in sorted({row["steps"] for row in group if "steps" in row})),
             sum(row[name] for row in group) / len(group),
-            100 * max(row[main_figure(row)] for row in group),
+            max(100 * row[main_figure(row)] + _error(row) for row in group),
         )
         for group in groups
     ]
+
+
+def _error(row: dict[str, Any]) -> float:
+    """Standard error of an accuracy, in points; 0 where the number of samples is not known, and of a mean AP."""
+    if main_figure(row) != "accuracy" or not row.get("samples"):
+        return 0.0
+    return 100 * math.sqrt(row["accuracy"] * (1 - row["accuracy"]) / row["samples"])
 
 
 def _has(row: dict[str, Any], name: str) -> bool:

@@ -21,6 +21,14 @@ from adatape.report.pictures.style import ALERT, BLUE, GREEN, INK, ORANGE, pictu
 
 NEAR = 0.1  # of an axis, within which labels would lie on each other
 SMALL = 0.1  # GFLOPs below which millions say more
+# Of a legend: on the axes, where nothing is drawn.
+ABOVE: dict[str, Any] = {
+    "frameon": False,
+    "loc": "lower right",
+    "bbox_to_anchor": (1, 1),
+    "ncols": 2,
+    "borderaxespad": 0,
+}
 SHOWN = 6  # easy examples, and hard ones
 SYMBOLS = ListedColormap([BLUE, "#B8B8B8", ORANGE])
 
@@ -114,7 +122,7 @@ def _draw_curve(
     if len(lines) > 1:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.legend(frameon=False)
+        axes.legend(**ABOVE)
     axes.set_xlabel(label)
     axes.margins(0.1, 0.2)
     tidy(axes, "both")
@@ -139,7 +147,7 @@ def _draw_lengths(axes: Axes, rows: Rows, label: str) -> None:
     axes.bar(range(len(wrong)), wrong.tolist(), bottom=right.tolist(), color=ALERT, label="wrong")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(title="At the trained budget", xlabel=label, ylabel="test samples")
-    axes.legend(frameon=False)
+    axes.legend(**ABOVE)
     tidy(axes)
 
 

@@ -6,18 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from adatape.data.haystack import MOST_DIGITS, Haystack
 from adatape.data.loaders import scaled
 from adatape.models.base import Adaptive
 from adatape.report.pictures.style import ALERT, INK, picture
-from adatape.report.pictures.tape import draw_tape
+from adatape.report.pictures.tape import draw_tape, read
+
+LOOKED_AT = 64  # canvases of each number of digits, to choose a typical one from
 
 
 def draw_haystack(path: Path, model: Adaptive, canvases: Haystack) -> Path:
-    """The first canvas of each number of digits, its label and the answer; wrong answers are in red."""
-    shown = [int(np.flatnonzero(canvases.digits == count)[0]) for count in range(1, MOST_DIGITS + 1)]
-    x = scaled(torch.from_numpy(canvases.images[shown]).permute(0, 3, 1, 2))
+    """A typical canvas of each number of digits, its label and the answer; wrong answers are in red."""
+    shown = [typical(model, canvases, count) for count in range(1, MOST_DIGITS + 1)]
+    x = _batch(canvases, shown)
     with torch.inference_mode():
         answers = model.eval()(x).argmax(1).tolist()
     with picture(path, 7.9, pads=(0.06, 0.06)) as figure:
@@ -27,3 +30,14 @@ def draw_haystack(path: Path, model: Adaptive, canvases: Haystack) -> Path:
             digits = f"{count} digit" if count == 1 else f"{count} digits"
             axes.set_title(f"{digits} of class {label}; answer {answer}", color=INK if label == answer else ALERT)
     return path
+
+
+def typical(model: Adaptive, canvases: Haystack, count: int) -> int:
+    """The first canvas of so many digits whose tape has the median length."""
+    places = np.flatnonzero(canvases.digits == count)[:LOOKED_AT]
+    lengths = read(model, _batch(canvases, places.tolist())).length
+    return int(places[int((lengths == lengths.median()).nonzero()[0])])
+
+
+def _batch(canvases: Haystack, places: list[int]) -> Tensor:
+    return scaled(torch.from_numpy(canvases.images[places]).permute(0, 3, 1, 2))

@@ -37,7 +37,7 @@ function showAtlas() {
   const top = Math.max(...shares.flat(), 1e-9);
   $("#maps").replaceChildren(...atlas.map((map, i) => smallMap(map, shares[i], top, measure)));
   const most = measure === "counts" ? `${percent(top)} of ${atlas[0].images} images` : `a weight of ${figure(top)} per image`;
-  $("#atlas-note").textContent = `One square per budget. The darkest patch stands for ${most}.`;
+  $("#atlas-note").textContent = `One square per budget. The strongest colour stands for ${most}.`;
   showBudget();
 }
 

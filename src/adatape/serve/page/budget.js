@@ -1,6 +1,6 @@
 import { $, all, make, say, shaded } from "./dom.js";
 import { figure } from "./numbers.js";
-import { unitName, work } from "./work.js";
+import { unitName, work, workDigits } from "./work.js";
 
 const DEBOUNCE = 120;
 export const budget = { steps: 0, trained: 0, threshold: null, stops: [], listeners: [], timer: 0 };
@@ -62,7 +62,7 @@ const qualityName = (stop) => (stop.mean_ap == null ? "accuracy" : "mean AP");
 /** A number of steps, and what it gives on the test set and costs, as far as that is known. */
 function tickOf(steps) {
   const stop = stopAt(steps);
-  const figures = measured(stop) ? [quality(stop), work(stop.gflops_mean)] : stop ? [work(stop.gflops)] : [];
+  const figures = measured(stop) ? [quality(stop), workDigits(stop.gflops_mean)] : stop ? [workDigits(stop.gflops)] : [];
   return make("span", {}, make("b", { textContent: steps }), ...figures.map((text) => make("i", { textContent: text })));
 }
 

@@ -1,4 +1,4 @@
-const COMPARED = "brightness, contrast, detail and colour";
+const COMPARED = "brightness, contrast, detail, black and white areas, and colour";
 
 /** A warning where an image looks unlike those of the model's set; empty where it does not, or where that is unknown. */
 export function farSentence(likeness) {

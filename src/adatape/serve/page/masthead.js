@@ -1,5 +1,6 @@
 import { $, draw, make } from "./dom.js";
-import { many, percent } from "./numbers.js";
+import { many } from "./numbers.js";
+import { sides } from "./picture.js";
 
 /** The page's name in the seven-bit code of punched tape. */
 export function punch(text) {
@@ -15,14 +16,15 @@ export function punch(text) {
 export function showFacts(model) {
   const facts = [model.name, `${many(model.parameters)} parameters`];
   if (model.mean_ap != null) facts.push(`mean AP ${model.mean_ap.toFixed(3)} on its test set`);
-  else if (model.accuracy != null) facts.push(`${percent(model.accuracy)} right on its test set`);
+  else if (model.accuracy != null) facts.push(`${(100 * model.accuracy).toFixed(1)} % right on its test set`);
   if (model.kind === "image") facts.push(`${model.classes.length} ${model.several_labels ? "labels" : "classes"}`);
-  if (model.bank?.kind === "windows") showWindows();
+  if (model.bank?.kind === "windows") showWindows(sides(model.input.size));
   $("#facts").replaceChildren(...facts.map((fact) => make("span", { textContent: fact })));
 }
 
-function showWindows() {
+function showWindows([height, width]) {
   document.body.dataset.bank = "windows";
+  document.body.style.setProperty("--aspect", width / height);
   $("#lead").textContent = "A thin scan of the whole picture finds a few windows, and only these are read at full resolution. " +
-    "Where nothing looks like a sign, hardly any are.";
+    "Where nothing scores high, hardly any are.";
 }

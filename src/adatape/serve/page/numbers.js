@@ -15,6 +15,12 @@ export function figure(value) {
   return value >= 100 ? value.toFixed(0) : Number(value.toPrecision(3)).toString();
 }
 
+/** Three digits of every figure, zeros included. */
+export const digits = (value) => (value == null ? "–" : value >= 100 ? value.toFixed(0) : value.toPrecision(3));
+
+/** Of a probability: floating point may round it to 1, but no model is that sure. */
+export const chance = (share) => percent(Math.min(share, 1 - 1e-6));
+
 export function many(value) {
   for (const [unit, size] of [["billion", 1e9], ["million", 1e6], ["thousand", 1e3]])
     if (value >= size) return `${figure(value / size)} ${unit}`;

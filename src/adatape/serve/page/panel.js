@@ -3,7 +3,7 @@ import { ask, Latest } from "./api.js";
 import { budget, followThreshold } from "./budget.js";
 import { $, all, make, say, shaded } from "./dom.js";
 import { showFigures } from "./figures.js";
-import { figure, percent, plural } from "./numbers.js";
+import { chance, figure, percent, plural } from "./numbers.js";
 import { doubtSentence, farSentence } from "./likeness.js";
 import { outline } from "./patches.js";
 import { blobOf, decoded, paint, paintFile, paintSeen, seenSentence, smooth } from "./picture.js";
@@ -84,7 +84,7 @@ export class Panel {
     if (this.windows) paintScene(canvas, bitmap, image);
     else if (seen) paintSeen(canvas, seen);
     else paint(canvas, bitmap, size);
-    const resized = Boolean(seen && bitmap) && (image.width !== size || image.height !== size);
+    const resized = Boolean(seen && bitmap) && !this.windows && (image.width !== size || image.height !== size);
     $(".file", this.root).hidden = !resized;
     if (resized) paintFile($(".file canvas", this.root), bitmap, size);
     $(".file figcaption", this.root).textContent = resized ? seenSentence(image, this.model.input) : "";
@@ -176,7 +176,7 @@ export class Panel {
 }
 
 function bestOf([best]) {
-  return { name: best.name, sure: `${percent(best.probability)} sure` };
+  return { name: best.name, sure: `${chance(best.probability)} sure` };
 }
 
 function labelsOf(labels) {
@@ -186,6 +186,6 @@ function labelsOf(labels) {
 
 function bar({ name, probability, present }) {
   const item = make("li", { className: present ? "present" : "" });
-  item.append(make("span", { textContent: name }), make("i"), make("b", { textContent: percent(probability) }));
+  item.append(make("span", { textContent: name }), make("i"), make("b", { textContent: chance(probability) }));
   return shaded(item, probability);
 }

@@ -1,7 +1,7 @@
 const SHORT_SIDE = 256 / 224; // as data/augment.py: images larger than the input lose this margin before the crop
 
 /** Side of the centred square that the model sees, as a share of the image's short side. */
-const kept = (short, size) => (short > size ? size / Math.round(size * SHORT_SIDE) : 1);
+export const kept = (short, size) => (short > size ? size / Math.round(size * SHORT_SIDE) : 1);
 
 /** Height and width of the model's input, which is a square of a given side, or a rectangle. */
 export const sides = (size) => (Array.isArray(size) ? [...size] : [size, size]);

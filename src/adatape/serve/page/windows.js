@@ -1,5 +1,6 @@
 import { draw, make } from "./dom.js";
 import { figure, percent, plural } from "./numbers.js";
+import { kept } from "./picture.js";
 
 const numberHeight = (shown) => Math.min(15, Math.max(10, shown / 40)); // in pixels of the screen
 const TALLEST = 36; // rem of a scene on the screen
@@ -59,11 +60,22 @@ export function stopSentence(tape, { steps, threshold }) {
 }
 
 /** How a file came to the model's size; empty if it has that size. */
-export function fittedSentence({ width, height }, [high, wide], window) {
+export function fittedSentence({ width, height }, size, window) {
+  if (!Array.isArray(size)) return squareSentence({ width, height }, size, window);
+  const [high, wide] = size;
   if (width === wide && height === high) return "";
   const ratio = Math.max(height / high, width / wide);
   const seen = `${Math.round(width / ratio)} × ${Math.round(height / ratio)}`;
   const padded = Math.round(width / ratio) === wide && Math.round(height / ratio) === high ? "" : `, with grey borders up to ${wide} × ${high}`;
   return `The model saw this image of ${width} × ${height} pixels at ${seen}${padded}. ` +
     `A window covers ${Math.round(window * ratio)} × ${Math.round(window * ratio)} pixels of the file; windows below show what the model saw.`;
+}
+
+function squareSentence({ width, height }, size, window) {
+  if (width === size && height === size) return "";
+  const short = Math.min(width, height);
+  const side = short * kept(short, size);
+  const covered = Math.round((window * side) / size);
+  return `The model saw the middle square of this image of ${width} × ${height} pixels, ${Math.round(side)} of them wide, at ` +
+    `${size} × ${size}. A window covers ${covered} × ${covered} pixels of the file.`;
 }
