@@ -251,3 +251,5 @@ def test_another_size_of_images_keeps_the_view() -> None:
     assert torch.equal(model(x), expected)
     with pytest.raises(ValueError, match="window is 16; it must fit the image, 12 × 96"):
         model.set_input_size((12, 96))
+    with pytest.raises(ValueError, match=r"patch_size is \(8, 8\); windows have the ViT's patches"):
+        model.set_input_size(patch_size=(8, 8))

@@ -15,7 +15,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from adatape.atr import without_autocast
 from adatape.cuda_graphs import is_exporting
-from adatape.packing import Packing, key_mask
+from adatape.packing import Packing, key_bias, key_mask
 from adatape.patches import matmul_dtype
 
 HALF = (torch.float16, torch.bfloat16)
@@ -128,9 +128,11 @@ class Float32Bias(RaggedMask):
             return attended.to(v.dtype)
 
 
-def gate_bias(bias: Float[Tensor, "b h 1 n"], rows: Tensor) -> Tensor | Float32Bias:
-    """The `attn_mask` of a bias with gates for attention among `rows`: in float32 where they train in float16."""
-    trains = torch.is_grad_enabled() and not is_exporting()
+def gate_bias(
+    rows: Float[Tensor, "b m d"], visible: Bool[Tensor, "b m"], tape: int, gate: Float[Tensor, "h"]
+) -> Float32Bias | Float[Tensor, "b h 1 m"]:
+    """`key_bias` as the `attn_mask` of a block on `rows`."""
+    bias, trains = key_bias(visible, gate, tape), torch.is_grad_enabled() and not is_exporting()
     return Float32Bias(bias) if trains and matmul_dtype(rows) == torch.float16 else bias.to(rows.dtype)
 
 

@@ -26,11 +26,11 @@ from adatape.macs import (
 )
 from adatape.models.adapters import warn_of_frozen_gate
 from adatape.models.backbone import ViT
-from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, ignore_block, macs_by_count
+from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, Size, ignore_block, macs_by_count
 from adatape.models.execution import BlocksInput, run_buckets, run_packed, run_padded
 from adatape.models.join import TapeJoin, check_join, head_count, hidden_width
 from adatape.models.rope import row_rope
-from adatape.packing import TapeRows, append_tape, key_bias, pad_rows, without_hidden_steps
+from adatape.packing import TapeRows, append_tape, pad_rows, without_hidden_steps
 from adatape.ragged_attention import PaddingMask, gate_bias, padding_mask
 from adatape.reader import TapeReader
 from adatape.records import Output, Tape
@@ -106,11 +106,10 @@ class AdaTape(Adaptive):
         rows = tape if isinstance(block, TapeBlock) else None
         return self.run_block(block, x, attn_mask=mask, tape=rows, scale=scale, rope=rotated)
 
-    def attention_masks(self, blocks_input: BlocksInput, tape: Tape) -> Sequence[Any]:
+    def attention_masks(self, blocks_input: BlocksInput, tape: Tape) -> Sequence[Any]:  # noqa: ARG002
         """One `attn_mask` per block from `layer` on: a mask of hidden rows, or a bias with each head's log-gate."""
         if self.gate is not None:
-            biases = [key_bias(blocks_input.visible, gate, tape.mask.shape[1]) for gate in self.gate()]
-            return [gate_bias(bias, blocks_input.rows) for bias in biases]
+            return [gate_bias(*blocks_input[:3], gate) for gate in self.gate()]
         mask = None if self._all_visible(blocks_input.visible) else padding_mask(blocks_input.visible)
         return [mask] * (len(self.vit.blocks) - self.join.layer)
 
@@ -183,7 +182,8 @@ class AdaTape(Adaptive):
     def export_refusal(self) -> str | None:
         return self.bank.export_refusal() or self.reader.export_refusal()
 
-    def set_input_size(self, img_size: Any = None, patch_size: tuple[int, int] | None = None) -> None:
+    def set_input_size(self, img_size: Size | None = None, patch_size: Size | None = None) -> None:
+        """As timm's ViT; the bank follows the image's size, and keeps its own patches."""
         image = self.image_size if img_size is None else to_2tuple(img_size)
         self.reader.check_bank(self.bank.size_at(image))
         super().set_input_size(image, patch_size)

@@ -61,6 +61,7 @@ class WindowGrid(NamedTuple):
 
 
 OnBlock = Callable[[int, Tensor], None]
+Size = int | tuple[int, int]  # of a square, or height and width
 
 
 def ignore_block(layer: int, tokens: Tensor) -> None:
@@ -306,9 +307,7 @@ class Adaptive(nn.Module, ABC):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.vit.set_grad_checkpointing(enable)
 
-    def set_input_size(
-        self, img_size: int | tuple[int, int] | None = None, patch_size: tuple[int, int] | None = None
-    ) -> None:
+    def set_input_size(self, img_size: Size | None = None, patch_size: Size | None = None) -> None:
         """Changes the size of images or of the ViT's patches, as timm's ViT does."""
         self.vit.set_input_size(img_size=img_size, patch_size=patch_size)
 

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timm.layers import resample_abs_pos_embed
+from timm.layers import resample_abs_pos_embed, to_2tuple
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -19,8 +19,8 @@ from adatape.config import Budget
 from adatape.cuda_graphs import is_compiling_or_capturing
 from adatape.losses import LossName, class_loss
 from adatape.macs import PartCost, block_macs, embedding_cost, linear_macs, parameter_count, total
-from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, WindowGrid, ignore_block
-from adatape.models.tracing import refuse_symbolic_tracing
+from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, Size, WindowGrid, ignore_block
+from adatape.models.tracing import refuse_tracing
 from adatape.packing import append_tape
 from adatape.ragged_attention import padding_mask
 from adatape.reader import whole_steps
@@ -74,7 +74,7 @@ class WindowTape(Adaptive):
 
     def forward(self, x: Inputs, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         """Of images in one tensor, or of a list of images of several sizes: tensors (ch, h, w) and opened images."""
-        refuse_symbolic_tracing(x)
+        refuse_tracing(x, adapts=True)
         if self.steps == 0:
             return super().forward(x, output, key)  # type: ignore[arg-type]
         sources = self._sources(x)
@@ -350,9 +350,11 @@ class WindowTape(Adaptive):
         height, width = self.vit.patch_embed.grid_size
         return height, width
 
-    def set_input_size(self, img_size: tuple[int, int]) -> None:
+    def set_input_size(self, img_size: Size | None = None, patch_size: Size | None = None) -> None:
         """Changes the size of images; the view stays as it is."""
-        height, width = img_size
+        if patch_size is not None:
+            raise ValueError(f"patch_size is {patch_size}; windows have the ViT's patches: set it before wrapping")
+        height, width = self.image if img_size is None else to_2tuple(img_size)
         check_size((height, width), self.options)
         self.image = height, width
 
