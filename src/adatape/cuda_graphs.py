@@ -23,9 +23,14 @@ def is_compiling_or_capturing() -> bool:
     return torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
+def in_torch_func(x: Tensor) -> bool:
+    """Whether `x` is transformed by `torch.func` (vmap, grad, …), which our own operators do not support."""
+    return not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(x)
+
+
 def may_look_at(x: Tensor) -> bool:
     """Whether control flow may depend on the values of `x` at no cost: on a CPU, not compiled, nor in `torch.func`."""
-    return x.is_cpu and not torch.compiler.is_compiling() and not is_functorch_wrapped_tensor(x)
+    return x.is_cpu and not torch.compiler.is_compiling() and not in_torch_func(x)
 
 
 @contextmanager

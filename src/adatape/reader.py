@@ -24,7 +24,7 @@ from adatape.atr import Choose, at_least_float32, highest, ponder_of, read_tape,
 from adatape.banks import BankView, normed
 from adatape.config import Choice, ReaderConfig
 from adatape.counter_rng import keys_of, normal, uniform
-from adatape.cuda_graphs import is_exporting, may_look_at
+from adatape.cuda_graphs import in_torch_func, is_exporting, may_look_at
 from adatape.kernels.select import ReadParams
 from adatape.kernels.weights import tape_weights
 from adatape.packing import truncate_tape
@@ -131,7 +131,7 @@ class TapeReader(nn.Module):
     def _uses_kernels(self, query: Tensor, view: BankView) -> bool:
         if view.searches and self.use_kernels is None:
             return not is_exporting()
-        if self.reading.choose != "highest" or query.dtype == torch.float64 or is_exporting():
+        if self.reading.choose != "highest" or query.dtype == torch.float64 or is_exporting() or in_torch_func(query):
             return False
         faster = query.is_cuda or (view.shared and torch.is_grad_enabled())
         return faster if self.use_kernels is None else self.use_kernels
