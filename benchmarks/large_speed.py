@@ -175,7 +175,8 @@ def timed_sides(
 
 
 def row_of(how: argparse.Namespace, name: str, batch: int, outcome: Outcome, gmac: float | None) -> Row:
-    row: Row = {"case": f"{name}, batch {batch}", "batch": batch, "settings": settings_of(how)}
+    case = f"{name}, batch {batch}, {torch.device(how.device).type}"
+    row: Row = {"case": case, "batch": batch, "settings": settings_of(how)}
     if outcome.error is not None:
         return row | {"error": outcome.error}
     each = spread([batch / took for took in outcome.seconds])
@@ -184,10 +185,10 @@ def row_of(how: argparse.Namespace, name: str, batch: int, outcome: Outcome, gma
 
 def line(row: Row) -> str:
     if "error" in row:
-        return f"{row['case']:<60}  {row['error']}"
+        return f"{row['case']:<66}  {row['error']}"
     gmac = "–" if row["gmac"] is None else f"{row['gmac']:.2f}"
     spent = f"{row['low']:.0f} … {row['high']:.0f}"
-    return f"{row['case']:<60}{row['images_per_second']:>10.1f}{spent:>20}{gmac:>8}"
+    return f"{row['case']:<66}{row['images_per_second']:>10.1f}{spent:>20}{gmac:>8}"
 
 
 def rows_of_batch(how: argparse.Namespace, batch: int) -> list[Row]:
