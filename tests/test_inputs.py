@@ -20,6 +20,7 @@ from fuzz_inputs import carried_out, make_case, wrong_with
 from small_runs import LONG, contents, no_watch, tiny
 
 from adatape import config, limits
+from adatape.banks.index import IndexFacts
 from adatape.config import Experiment, ImageModel, from_dict, to_dict
 from adatape.data_config import Megapixel, Scenes
 from adatape.serve.server import Server
@@ -136,6 +137,10 @@ def test_defaults_are_within_their_limits(record: type) -> None:
         config.Budget: {"steps": 1},
         Scenes: {"path": "scenes"},
         Megapixel: {"path": "mnist"},
+        IndexFacts: {
+            **{"rows": 1, "width": 1, "query_width": 1, "kind": "exact", "norm": "", "largest_key": 0.0},
+            **{"first_row": 0, "values": "values.npy", "values_hash": "", "index_hash": ""},
+        },
     }.get(record, {})
     if record is not Experiment:
         assert from_dict(record, json.loads(json.dumps(to_dict(record(**needed))))) == record(**needed)
