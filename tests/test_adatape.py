@@ -16,7 +16,7 @@ from adatape.config import ReaderConfig
 from adatape.encoder import TapeBlocksFrom
 from adatape.models import AdaTape, wrap
 from adatape.models.avit import AViT
-from adatape.models.base import filter_checkpoint
+from adatape.models.prefix import filter_checkpoint
 from adatape.packing import fill_hidden
 from adatape.records import Output
 

@@ -18,7 +18,7 @@ from adatape.models.avit import (
     halting_mean,
     tokens_per_layer,
 )
-from adatape.models.base import filter_checkpoint
+from adatape.models.prefix import filter_checkpoint
 
 SMALL = {"img_size": 32, "patch_size": 8, "depth": 4, "embed_dim": 64, "num_heads": 2, "num_classes": 5}
 DEPTH, TOKENS = 4, 17

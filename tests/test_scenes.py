@@ -31,7 +31,7 @@ from adatape.data_config import Scenes
 from adatape.evaluate.accuracy import score
 from adatape.evaluate.precision import average_precision, mean_precision, precision_by_class
 from adatape.evaluate.reading import collect
-from adatape.models.base import is_added
+from adatape.models.prefix import is_added
 from adatape.recipes.scenes import scenes
 from adatape.serve.app import create_app
 from adatape.serve.pictures import seen

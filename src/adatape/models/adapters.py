@@ -7,7 +7,8 @@ import warnings
 import torch
 from torch import nn
 
-from adatape.models.base import Adaptive, is_added
+from adatape.models.base import Adaptive
+from adatape.models.prefix import is_added
 
 
 def tape_modules(model: nn.Module) -> list[str]:

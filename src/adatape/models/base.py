@@ -6,7 +6,7 @@ A method implements `forward_blocks` and overrides budget, cost and loss where t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,9 +15,8 @@ from timm.layers import Format
 from timm.models._features import feature_take_indices
 from timm.models._manipulate import checkpoint
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.eva import Eva, EvaBlock, EvaBlockPostNorm
-from timm.models.eva import checkpoint_filter_fn as eva_filter
-from timm.models.vision_transformer import Block, checkpoint_filter_fn
+from timm.models.eva import EvaBlock, EvaBlockPostNorm
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from adatape.ablation import FixedTokens
@@ -26,6 +25,7 @@ from adatape.config import Budget
 from adatape.losses import LossName, class_loss
 from adatape.macs import PartCost, input_tokens, total, vit_cost
 from adatape.models.backbone import ViT, check_backbone, embed, pooled_prefix
+from adatape.models.prefix import wrapped_settings
 from adatape.models.rescale import Rescale
 from adatape.models.rope import GridRope
 from adatape.models.tracing import refuse_tracing
@@ -369,36 +369,7 @@ class Adaptive(nn.Module, ABC):
         return [{**info, "module": f"vit.{info['module']}"} for info in self.vit.feature_info]
 
 
-def wrapped_settings(vit: Any, image: tuple[int, int]) -> dict[str, Any]:
-    """A ViT's `pretrained_cfg` as that of its wrapper: other names of layers, and no source of weights."""
-    sources = {"url", "file", "hf_hub_id", "hf_hub_filename", "source", "state_dict", "custom_load", "tag"}
-    kept = {key: value for key, value in vit.pretrained_cfg.items() if key not in sources}
-    layers = {key: _prefixed(kept[key]) for key in ("first_conv", "classifier") if kept.get(key)}
-    shape = {"input_size": (vit.in_chans, *image), "num_classes": vit.num_classes}
-    return {**kept, **layers, **shape, "architecture": "adatape"}
-
-
-def _prefixed(names: str | Sequence[str]) -> str | tuple[str, ...]:
-    return f"vit.{names}" if isinstance(names, str) else tuple(f"vit.{name}" for name in names)
-
-
 def macs_by_count(counts: Tensor, macs: Callable[[int], int]) -> Tensor:
     """`macs(count)` for every element; the formula is evaluated once per distinct count."""
     table = {count: macs(count) for count in counts.unique().tolist()}
     return torch.tensor([table[count] for count in counts.tolist()])
-
-
-def is_added(name: str) -> bool:
-    """Whether a parameter was added by wrapping a ViT, or belongs to its head, which is new for other classes."""
-    return not name.startswith("vit.") or name.startswith("vit.head") or "tape_mlp" in name
-
-
-def filter_checkpoint(state: dict[str, Any], model: Adaptive) -> dict[str, Any]:
-    """Maps a plain ViT's checkpoint to a wrapper's keys, with resized positions; other parameters are unchanged."""
-    state = state.get("state_dict", state.get("model", state))
-    if any(key.startswith("vit.") for key in state):
-        return state
-    convert = eva_filter if isinstance(model.vit, Eva) else checkpoint_filter_fn
-    backbone = {f"vit.{key}": value for key, value in convert(state, model.vit).items()}
-    ours = {key: value for key, value in model.state_dict().items() if not key.startswith("vit.") or "tape_mlp" in key}
-    return {**ours, **backbone}

@@ -12,8 +12,9 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
 from adatape.models.adatape import AdaTape
-from adatape.models.base import Adaptive, filter_checkpoint
+from adatape.models.base import Adaptive
 from adatape.models.build import JOIN_FIELDS, READER_FIELDS, WINDOW_FIELDS, wrap
+from adatape.models.prefix import filter_checkpoint
 from adatape.models.registry import SETTINGS, split
 
 default_cfgs = generate_default_cfgs({"adatape": SETTINGS})  # timm looks up this name

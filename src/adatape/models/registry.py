@@ -8,7 +8,8 @@ from typing import Any
 from timm.models._builder import build_model_with_cfg
 from timm.models._registry import generate_default_cfgs, register_model
 
-from adatape.models.base import Adaptive, filter_checkpoint
+from adatape.models.base import Adaptive
+from adatape.models.prefix import filter_checkpoint
 from adatape.patches import PatchRows
 
 SIZES: dict[str, dict[str, int]] = {

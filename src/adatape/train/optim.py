@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from adatape.config import Optimizer
-from adatape.models.base import is_added
+from adatape.models.prefix import is_added
 
 
 def rate_at(settings: Optimizer, step: int, peak: float | None = None) -> float:

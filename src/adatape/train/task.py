@@ -18,11 +18,12 @@ from adatape.data.decode import one_line
 from adatape.data.imageset import Tally
 from adatape.data.loaders import Labelled
 from adatape.data.sets import LabelledSet, open_set
-from adatape.models.base import Adaptive, is_added
+from adatape.models.base import Adaptive
 from adatape.models.build import image_size_options, wrap
 from adatape.models.checked_build import build_checked
 from adatape.models.options import check_options, check_wrap
 from adatape.models.plain import Plain
+from adatape.models.prefix import is_added
 from adatape.models.rescale import rescale_as
 from adatape.models.sequence import build_sequence_model
 from adatape.train.weights import read_weights

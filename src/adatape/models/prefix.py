@@ -1,0 +1,42 @@
+"""Names of a ViT's weights and settings under the prefix `vit.` of its wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from timm.models.eva import Eva
+from timm.models.eva import checkpoint_filter_fn as eva_filter
+from timm.models.vision_transformer import checkpoint_filter_fn
+
+if TYPE_CHECKING:
+    from adatape.models.base import Adaptive
+
+
+def is_added(name: str) -> bool:
+    """Whether a parameter was added by wrapping a ViT, or belongs to its head, which is new for other classes."""
+    return not name.startswith("vit.") or name.startswith("vit.head") or "tape_mlp" in name
+
+
+def filter_checkpoint(state: dict[str, Any], model: Adaptive) -> dict[str, Any]:
+    """Maps a plain ViT's checkpoint to a wrapper's keys, with resized positions; other parameters are unchanged."""
+    state = state.get("state_dict", state.get("model", state))
+    if any(key.startswith("vit.") for key in state):
+        return state
+    convert = eva_filter if isinstance(model.vit, Eva) else checkpoint_filter_fn
+    backbone = {f"vit.{key}": value for key, value in convert(state, model.vit).items()}
+    ours = {key: value for key, value in model.state_dict().items() if not key.startswith("vit.") or "tape_mlp" in key}
+    return {**ours, **backbone}
+
+
+def wrapped_settings(vit: Any, image: tuple[int, int]) -> dict[str, Any]:
+    """A ViT's `pretrained_cfg` as that of its wrapper: other names of layers, and no source of weights."""
+    sources = {"url", "file", "hf_hub_id", "hf_hub_filename", "source", "state_dict", "custom_load", "tag"}
+    kept = {key: value for key, value in vit.pretrained_cfg.items() if key not in sources}
+    layers = {key: _prefixed(kept[key]) for key in ("first_conv", "classifier") if kept.get(key)}
+    shape = {"input_size": (vit.in_chans, *image), "num_classes": vit.num_classes}
+    return {**kept, **layers, **shape, "architecture": "adatape"}
+
+
+def _prefixed(names: str | Sequence[str]) -> str | tuple[str, ...]:
+    return f"vit.{names}" if isinstance(names, str) else tuple(f"vit.{name}" for name in names)
