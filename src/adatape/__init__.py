@@ -16,6 +16,7 @@ _HOMES = {
     "BankView": "adatape.banks",
     "FrozenBank": "adatape.banks",
     "InputBank": "adatape.banks",
+    "KeyedView": "adatape.banks",
     "LearnedBank": "adatape.banks",
     "RetrievalBank": "adatape.banks",
     "build_index": "adatape.banks",
@@ -33,6 +34,7 @@ __all__ = [  # the keys of _HOMES, spelled out because type checkers cannot eval
     "BankView",
     "FrozenBank",
     "InputBank",
+    "KeyedView",
     "LearnedBank",
     "Output",
     "ReaderConfig",
@@ -51,7 +53,7 @@ __all__ = [  # the keys of _HOMES, spelled out because type checkers cannot eval
 
 if TYPE_CHECKING:
     from adatape.atr import read_tape
-    from adatape.banks import Bank, BankView, FrozenBank, InputBank, LearnedBank, RetrievalBank, build_index
+    from adatape.banks import Bank, BankView, FrozenBank, InputBank, KeyedView, LearnedBank, RetrievalBank, build_index
     from adatape.config import ReaderConfig
     from adatape.data.large import open_image
     from adatape.models import AdaTape, hub_settings, tape_modules, wrap

@@ -135,6 +135,12 @@ class ActReader(TapeReader):
             ponder=ponder_cost(act),
         )
 
+    def read_keys(self, *_: object) -> Tape:
+        raise ValueError(
+            "reader is 'act'; its halting layer needs whole tokens, and this bank has keys of its own: "
+            "use reader='adaptive' or 'parallel'"
+        )
+
     def row_scale(self, tape: Tape, inputs: int) -> Float[Tensor, "b m"] | None:
         """Row factors for the blocks: 1 for input rows, the ACT weight for tape rows."""
         if not self.scales_rows:

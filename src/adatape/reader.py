@@ -3,8 +3,8 @@
 It has two paths with the same result: `atr.read_tape` on all bank tokens; or `kernels.select`, which selects indices
 from keys without gradient, after which only the selected tokens are computed and weighted. The second is the default on
 a GPU and, where gradients are needed, for a bank that all samples share: it saves a norm of all tokens and its
-gradient. In inference on a CPU such a bank is read by its keys alone. A bank that searches an index selects by itself,
-on any device.
+gradient. In inference on a CPU such a bank is read by its keys alone, and a bank that has keys of its own always is. A
+bank that searches an index selects by itself, on any device.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ class TapeReader(nn.Module):
         return faster if self.use_kernels is None else self.use_kernels
 
     def _reads_keys(self, query: Tensor, view: BankView) -> bool:
-        """Whether keys suffice: one bank for all samples, no gradient, on a CPU, not compiled."""
+        """Whether keys suffice: they are the bank's own; or one bank for all samples, no gradient, on a CPU, eager."""
+        if view.has_own_keys:
+            return True
         eager = may_look_at(query) and query.dtype == torch.float32 and not torch.is_grad_enabled()
         return view.shared and self.use_kernels is None and eager
 
@@ -146,11 +148,13 @@ class TapeReader(nn.Module):
         temperature = h**0.5 if reading.temperature is None else reading.temperature
         params = ReadParams(self.steps, self.threshold, reading.merged, temperature, reading.update == "average")
         selection = bank.select(query[:, :h], None if isinstance(self.norm, nn.Identity) else self.norm, taken, params)
-        tokens = bank.take(selection.index.clamp(min=0))
+        index = selection.index.clamp(min=0)
+        tokens = bank.take(index)
         with without_autocast(query):
             tokens, weight, length = self._norm(tokens), selection.weight, selection.mask.sum(-1)
             if torch.is_grad_enabled():
-                weight = tape_weights(query[:, :h], tokens[..., :h], weight, length, temperature, params.average)
+                keys = at_least_float32(bank.keys_read(index, tokens, h))
+                weight = tape_weights(query[:, :h], keys, weight, length, temperature, params.average)
             return Tape(
                 tokens=weighted_sum(weight, tokens),
                 mask=selection.mask,
@@ -161,12 +165,14 @@ class TapeReader(nn.Module):
             )
 
     def read_keys(self, query: Tensor, bank: BankView, taken: Tensor | None, key: Tensor | None) -> Tape:
-        """`read` without gradient, and without a norm of all tokens in full width; the same bits."""
+        """`read` without a norm of all tokens in full width; the same bits."""
         h = self.reading.query_width
         keys = bank.keys(None if isinstance(self.norm, nn.Identity) else self.norm, h)
         with without_autocast(query):
             _, *rest = tape = self.read(query[:, :h], keys, taken, key)
-            return Tape(weighted_sum(tape.weight, self._norm(bank.take(tape.index.clamp(min=0)))), *rest)
+        tokens = bank.take(tape.index.clamp(min=0))
+        with without_autocast(query):
+            return Tape(weighted_sum(tape.weight, self._norm(tokens)), *rest)
 
     def read(self, query: Tensor, bank: Tensor, taken: Tensor | None, key: Tensor | None = None) -> Tape:  # noqa: ARG002
         reading = self.reading

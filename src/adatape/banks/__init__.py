@@ -5,6 +5,7 @@ from __future__ import annotations
 from adatape.banks.base import Bank, BankView, NoBank, keys_of, normed
 from adatape.banks.index import build_index
 from adatape.banks.inputs import InputBank, PatchView, affine_keys
+from adatape.banks.keyed import KeyedView
 from adatape.banks.learned import FrozenBank, LearnedBank
 from adatape.banks.retrieval import RetrievalBank
 
@@ -13,6 +14,7 @@ __all__ = [
     "BankView",
     "FrozenBank",
     "InputBank",
+    "KeyedView",
     "LearnedBank",
     "NoBank",
     "PatchView",

@@ -27,6 +27,7 @@ class BankView:
 
     searches = False  # whether only `select` finds tokens fast, so that readers use it on every device
     shared = False  # whether all samples read the same tokens
+    has_own_keys = False  # whether keys are not the first coordinates of tokens
 
     def __init__(self, tokens: Float[Tensor, "c d"] | Float[Tensor, "b c d"]) -> None:
         self.tokens, self.size, self.shared = tokens, tokens.shape[-2], tokens.dim() == 2
@@ -41,6 +42,15 @@ class BankView:
         """The first `width` coordinates of every token after the reader's norm, without gradient."""
         with torch.no_grad():
             return keys_of(self.tokens, norm, width)
+
+    def keys_read(
+        self,
+        index: Int[Tensor, "b t k"],  # noqa: ARG002
+        tokens: Float[Tensor, "b t k d"],
+        width: int,
+    ) -> Float[Tensor, "b t k width"]:
+        """Keys of the tokens that were read, with gradient; `tokens` are those after the reader's norm."""
+        return tokens[..., :width]
 
     def select(
         self,
