@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import itertools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from PIL import Image
 from scripts import ROOT, script
 from test_serve import inside
 
+import adatape
 from adatape.cli import main
 from adatape.config import Experiment, ImageModel, Optimizer, from_dict, to_dict
 from adatape.counter_rng import keys_of
@@ -490,6 +492,45 @@ def test_the_server_tells_every_label_with_its_own_probability(run: Path, folder
     shown = [(each["label"], each["name"]) for each in examples["examples"]]
     assert len(shown) == 3
     assert all(name == (", ".join(model["classes"][n] for n in label) or "no label") for label, name in shown)
+
+
+def test_examples_that_show_only_some_labels_do_not_rename_the_others(run: Path, folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "examples").mkdir()
+    shutil.copy(folder / "images" / "7.png", copy / "examples")
+    (copy / "examples" / "labels.csv").write_text("file,labels,split\n7.png,red,test\n")
+    with pytest.raises(ValueError, match=r"examples names 1 labels and the model has 3; add scenes"):
+        load_served(copy)
+    shutil.copy(folder / "images" / "8.png", copy / "examples")
+    with (copy / "examples" / "labels.csv").open("a") as file:
+        file.write("8.png,green;=blue,test\n")
+    assert load_served(copy).classes == ["=blue", "green", "red"]
+
+
+def test_a_card_pads_as_training_did_whatever_the_mean(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ["--system", "plainvit", "--set", 'model.options={"embed_dim": 32, "depth": 1, "num_heads": 2}']
+    name = "deit_tiny_patch16_224"  # whose mean is not 0.5
+    out = trained(folder, tmp_path / "run", *plain, "--set", f"model.name={name}", "--set", "model.scaling=backbone")
+    main(["release", str(out), "--to", str(tmp_path / "released")])
+    [code] = (tmp_path / "released" / "README.md").read_text().split("```python\n")[1:]
+    image = Image.open(folder / "images" / "7.png").convert("RGB").resize((160, 192))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"image": image}
+    exec(code.partition("```")[0], names)
+    model = load_run(out)[1].eval()
+    with torch.no_grad():
+        expected = model(letterboxed(image, SIZE)[None].float() / 127.5 - 1)[0].sigmoid()
+    torch.testing.assert_close(names["probability"].detach(), expected, rtol=0, atol=1e-5)
+
+
+def test_show_tape_letterboxes_a_picture_as_training_did(run: Path, folder: Path) -> None:
+    model = load_run(run)[1].eval()
+    image = Image.open(folder / "images" / "7.png").convert("RGB").resize((160, 192))
+    drawn = adatape.show_tape(model, image).images[0].get_array()
+    expected = adatape.show_tape(model, letterboxed(image, SIZE).float() / 127.5 - 1).images[0].get_array()
+    np.testing.assert_allclose(drawn, expected, atol=1e-5)
 
 
 def test_a_server_need_not_have_the_scenes(run: Path, folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 FILL = 128  # close to 0 once scaled to -1 … 1
+LETTERBOX = {"crop_pct": 1.0, "crop_mode": "border"}  # the same in timm's words, except for the grey
 
 
 def fitted_shape(height: int, width: int, size: tuple[int, int]) -> tuple[int, int]:

@@ -96,6 +96,11 @@ def _loaded(folder: Path, trust: bool) -> ServedModel:
     at_hand = not of_images or (images is not None and not own)
     experiment, model = load_run(folder, trust=trust) if at_hand else _without_data(folder)
     names = images.names if images else [str(label) for label in range(model.num_classes)]
+    if len(names) != model.num_classes:
+        raise ValueError(
+            f"{folder / EXAMPLES} names {len(names)} labels and the model has {model.num_classes}; "
+            "add scenes that show the others, or train with data.classes, which names them all"
+        )
     accuracy, mean_ap = (_figure(folder, name) for name in ("accuracy", "mean_ap"))
     name, stops = display_name(experiment, model), stops_of(folder, model)
     known = (accuracy, images, missing, mean_ap, stops, load_reference(folder))

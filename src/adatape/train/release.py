@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import adatape.models  # noqa: F401  registers the names
 from adatape.config import Budget, ImageModel
 from adatape.data.augment import SHORT_SIDE
+from adatape.data.letterbox import FILL, LETTERBOX
 from adatape.data.sets import LabelledSet, open_set
 from adatape.evaluate.result import Result
 from adatape.models.build import image_size_options
@@ -79,6 +80,8 @@ ANSWER = """answer = int(model(transform(image)[None]).argmax())  # `image` is P
 """
 NAME = """name = model.pretrained_cfg["label_names"][answer]
 """
+GREY = f"""next(each for each in transform.transforms if hasattr(each, "fill")).fill = {FILL}  # the grey of training
+"""
 MODES = {1: "in mode L", 3: "in mode RGB"}
 SEVERAL_ANSWERS = """probability = model(transform(image)[None]).sigmoid()[0]  # of each label; `image` is PIL's, {mode}
 there = [name for name, p in zip(model.pretrained_cfg["label_names"], probability) if p > 0.5]
@@ -105,16 +108,15 @@ def release_to_folder(folder: Path, to: Path, trust: bool = False, licence: str 
     test = open_set(data, "test")
     channels, height, width = test.shape
     sized, whole = image_size_options(settings.wrap, (height, width))
-    crop: dict[str, Any] = {"crop_pct": 1.0, "crop_mode": "border"}  # the whole image, resized and padded
-    if not data.several_labels:
-        crop = {"crop_pct": _shown_share(test, height)}
+    crop: dict[str, Any] = LETTERBOX if data.several_labels else {"crop_pct": _shown_share(test, height)}
     shape = {"in_chans": channels, "num_classes": test.classes, **sized}
     result, env = load_result(folder), read_object(folder / "env.json") if (folder / "env.json").is_file() else {}
     command = str(env.get("command", "the command is not known"))
     known = licence_of(settings, licence)
     wrapped = {} if settings.wrap is None else {"backbone": settings.name, **settings.wrap, **whole}
+    mean, std = (None, None) if model.rescale is None else model.rescale.statistics()
     release(
-        model,
+        model.timm_model(),
         "adatape" if wrapped else settings.name,
         {**shape, **settings.options, **wrapped},
         to,
@@ -122,6 +124,8 @@ def release_to_folder(folder: Path, to: Path, trust: bool = False, licence: str 
         command=command,
         classes=test.names,
         input_size=(channels, height, width),
+        mean=mean,
+        std=std,
         several_labels=data.several_labels,
         **crop,
         budget=settings.budget,
@@ -176,13 +180,11 @@ def release(
     if classes is not None and len(classes) != skeleton.num_classes:
         raise ValueError(f"classes has {len(classes)} names; the model has {skeleton.num_classes} classes")
     size = input_size or _input_size(skeleton, options)
-    rescale = getattr(model, "rescale", None)
     half = (0.5,) * size[0]
-    own_mean, own_std = (half, half) if rescale is None else rescale.statistics()
     seen: dict[str, Any] = {
         "input_size": size,
-        "mean": mean or own_mean,
-        "std": std or own_std,
+        "mean": mean or half,
+        "std": std or half,
         "interpolation": interpolation,
         "license": licence.name,
     }
@@ -195,7 +197,7 @@ def release(
     # transformers passes the number of classes itself, so model_args must not.
     model_args = {key: value for key, value in options.items() if key != "num_classes"}
     save_config_for_hf(skeleton, folder / CONFIG, model_config=config, model_args=model_args)
-    words = SEVERAL if several_labels else "", _answer(size[0], several_labels, bool(labels))
+    words = SEVERAL if several_labels else "", _grey(seen) + _answer(size[0], several_labels, bool(labels))
     card = _card(skeleton, name, folder, result, command, size, licence, budget, *words)
     (folder / CARD).write_text(card)
     return folder
@@ -233,6 +235,12 @@ def _pretrained_cfg(skeleton: Any, size: tuple[int, ...], seen: dict[str, Any]) 
     # timm would convert a first convolution of other than 3 channels as if it had 3, or drop it.
     first = {} if size[0] == 3 else {"first_conv": None}
     return {**kept, **seen, **first, "num_classes": skeleton.num_classes}
+
+
+def _grey(seen: dict[str, Any]) -> str:
+    """The line of the card's code that pads images as in training, where timm would with the mean's colour."""
+    bordered = seen.get("crop_mode") == LETTERBOX["crop_mode"]
+    return GREY if bordered and any(round(255 * each) != FILL for each in seen["mean"]) else ""
 
 
 def _answer(channels: int, several_labels: bool, named: bool) -> str:

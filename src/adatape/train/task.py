@@ -16,6 +16,7 @@ from adatape.config import Experiment, ImageModel, SequenceModel
 from adatape.data.batch import Batch, Shard
 from adatape.data.decode import one_line
 from adatape.data.imageset import Tally
+from adatape.data.letterbox import LETTERBOX
 from adatape.data.loaders import Labelled
 from adatape.data.sets import LabelledSet, open_set
 from adatape.models.base import Adaptive
@@ -69,7 +70,10 @@ def _build(experiment: Experiment, data: LabelledSet, weights: bool) -> Adaptive
     if isinstance(experiment.model, SequenceModel):
         return build_sequence_model(experiment.model, *data.shape)
     channels, height, width = data.shape
-    return build_image_model(experiment.model, (height, width), channels, data.classes, weights)
+    model: Any = build_image_model(experiment.model, (height, width), channels, data.classes, weights)
+    if experiment.data.several_labels and getattr(model, "pretrained_cfg", None):
+        model.pretrained_cfg = {**model.pretrained_cfg, **LETTERBOX}  # as the data loader shows images to it
+    return model
 
 
 def _check_pair(experiment: Experiment, data: LabelledSet) -> None:

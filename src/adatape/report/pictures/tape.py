@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 import torch
 from jaxtyping import Float
 from matplotlib import colormaps
@@ -16,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from adatape.data.decode import decode, read_regular
+from adatape.data.letterbox import LETTERBOX, letterboxed
 from adatape.models.base import Adaptive
 from adatape.records import Tape
 from adatape.report.pictures.style import GREEN
@@ -66,7 +66,7 @@ def _as_batch(model: Adaptive, image: Picture) -> Tensor:
 
 
 def _scaled(model: Adaptive, image: Image.Image | str | Path) -> Float[Tensor, "1 ch height width"]:
-    """A picture resized and scaled as the pretrained settings of the model or of its ViT say."""
+    """A picture resized, or letterboxed, and scaled as the pretrained settings of the model or of its ViT say."""
     known: Any = getattr(model, "pretrained_cfg", None) or getattr(model.vit, "pretrained_cfg", None) or {}
     if "mean" not in known or "std" not in known:
         raise ValueError(f"image is a {type(image).__name__} and the model has no pretrained_cfg with mean and std; "
@@ -76,8 +76,10 @@ def _scaled(model: Adaptive, image: Image.Image | str | Path) -> Float[Tensor, "
     )
     height, width = model.image_size
     channels = model.vit.in_chans
-    found = found.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.array(found)).float().view(height, width, channels).permute(2, 0, 1) / 255
+    found = found.convert("L" if channels == 1 else "RGB")
+    if known.get("crop_mode") != LETTERBOX["crop_mode"]:
+        found = found.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = letterboxed(found, (height, width)).float() / 255
     mean, std = (torch.tensor(known[name])[:channels, None, None] for name in ("mean", "std"))
     return ((pixels - mean) / std)[None]
 
