@@ -122,7 +122,10 @@ def test_a_budget_of_nothing_is_the_vit_on_the_view() -> None:
     assert torch.equal(model(x), model.vit(seen))
 
 
-@pytest.mark.parametrize("options", [{}, {"view": 32, "layer": 2}, {"encoder": "convolutions"}, {"labels": "several"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"view": 32, "layer": 2}, {"encoder": "convolutions"}, {"encoder": "test_resnet"}, {"labels": "several"}],
+)
 def test_an_image_is_read_alone_as_in_a_batch(options: dict[str, Any]) -> None:
     model, x = small(**options), images()
     together = read(model, x)
@@ -165,7 +168,11 @@ def test_only_windows_that_are_read_are_encoded() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"view": 32, "layer": 2}, {"encoder": "convolutions", "view": (24, 32), "layer": 1}]
+    "options",
+    [
+        *({}, {"view": 32, "layer": 2}, {"encoder": "convolutions", "view": (24, 32), "layer": 1}),
+        *({"encoder": "test_mambaout"}, {"encoder": "test_vit", "window": 32, "view": 32, "layer": 3}),
+    ],
 )
 def test_the_cost_is_what_pytorch_counts(options: dict[str, Any]) -> None:
     model = small(**options)
@@ -297,6 +304,11 @@ def test_an_exported_reader_of_windows_answers_as_the_model_at_any_batch(
         ({"steps": 60}, "steps is 60"),
         ({"training_steps": 0}, "training_steps is 0; it must be between 1 and 48"),
         ({"labels": "many"}, "labels is 'many'"),
+        ({"encoder": "resnet"}, "encoder is 'resnet'; it must be 'vit', 'convolutions' or a name of timm.list_models"),
+        ({"encoder": "hf-hub:someone/model"}, "encoder is 'hf-hub:someone/model'; it must be"),
+        ({"encoder": timm.create_model("test_resnet", features_only=True)}, "a FeatureListNet that returns list"),
+        ({"encoder": timm.create_model("test_resnet", in_chans=1)}, "does not take windows of 16 pixels"),
+        ({"encoder": "test_vit", "window": 24}, "window is 24; patches of 16 pixels encode it, which must divide it"),
     ],
 )
 def test_options_that_cannot_be_are_refused_by_name(options: dict[str, Any], said: str) -> None:
@@ -309,6 +321,24 @@ def test_windows_need_the_size_of_images_and_know_their_options() -> None:
         adatape.wrap(small_vit(), "windows")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="bankk is not an option"):
         adatape.wrap(small_vit(), "windows", image=IMAGE, bankk=1)  # type: ignore[call-overload]
+
+
+def test_an_encoder_of_timm_is_trained_saved_and_built_again(tmp_path: Path) -> None:
+    vit = timm.create_model("test_vit", num_classes=5)
+    encoder = timm.create_model("test_resnet")
+    weights = {name: value.clone() for name, value in encoder.state_dict().items() if "fc" not in name}
+    options: dict[str, Any] = {"image": IMAGE, "window": 16, "cell": 8, "steps": 4}
+    model = adatape.wrap(vit, "windows", encoder=encoder, **options)
+    assert all(torch.equal(model.encoder.model.state_dict()[name], value) for name, value in weights.items())
+    output = model.train()(images(2), output=True)
+    model.loss(output, torch.tensor([0, 1])).backward()
+    assert all(each.grad is not None and each.grad.isfinite().all() for each in model.encoder.parameters())
+    timm.models.save_for_hf(model.eval(), str(tmp_path), **adatape.hub_settings(model), safe_serialization=True)
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    assert torch.equal(again(images(2)), model(images(2)))
+    changed = timm.create_model("test_resnet", layers=(2, 1, 1, 1))
+    with pytest.raises(ValueError, match=r"the encoder is not test_resnet\.r160_in1k with its defaults"):
+        adatape.hub_settings(adatape.wrap(vit, "windows", encoder=changed, **options))
 
 
 def test_type_checkers_know_the_options_of_windows() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
@@ -46,6 +46,12 @@ def check_backbone(vit: nn.Module, *, any_backbone: bool) -> None:
             f"global_pool is {vit.global_pool!r}; attention pooling would attend to hidden tape tokens, "
             "so it must be 'token', 'avg', 'max' or 'avgmax'"
         )
+
+
+def timm_name(model: nn.Module) -> str:
+    """The name by which timm created a model, with its tag; empty where that is not known."""
+    known: Any = getattr(model, "pretrained_cfg", None) or {}
+    return ".".join(part for part in (known.get("architecture"), known.get("tag")) if part)
 
 
 def _held(module: nn.Module) -> str | None:

@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from adatape.banks import Bank, FrozenBank, InputBank, LearnedBank, NoBank
 from adatape.config import Choice, Ponder, ReaderConfig, ReaderName, TapeFFN, Update
 from adatape.dropped import refuse_renamed
 from adatape.encoder import TapeBlocksFrom
 from adatape.models.adatape import AdaTape
-from adatape.models.backbone import ViT, check_backbone, default_bank_patch
+from adatape.models.backbone import ViT, check_backbone, default_bank_patch, timm_name
 from adatape.models.join import QueryName, TapeJoin
 from adatape.models.leak import warn_of_leak
 from adatape.models.registry import SIZES, register, split
 from adatape.models.windows import WindowTape
 from adatape.windows.answers import Labels
-from adatape.windows.options import EncoderName, WindowOptions
+from adatape.windows.options import WindowOptions
 
 BankName = Literal["input", "learn"]
 WINDOW_FIELDS = [field.name for field in dataclasses.fields(WindowOptions)]
@@ -62,7 +62,7 @@ class WrapWindowsOptions(TypedDict, total=False):
     floor: float
     layer: int | None
     labels: Labels
-    encoder: EncoderName
+    encoder: str | nn.Module
     search: int
     training_steps: int | None
     cell: int
@@ -106,7 +106,8 @@ def wrap(
     """Adds a tape to an existing ViT; before training the output is the ViT's (but for bank="windows").
 
     With bank="windows" it reads windows of images of size `image` (height, width), and `options` are the fields of
-    `WindowOptions`. Otherwise they are `reader` and the fields of `TapeJoin` and `ReaderConfig`, and the bank is
+    `WindowOptions`; `encoder` may also be a module, as timm.create_model(name, pretrained=True, num_classes=0).
+    Otherwise they are `reader` and the fields of `TapeJoin` and `ReaderConfig`, and the bank is
     initialised from the ViT's patch embedding; its `patch` is 8 where that divides the image, else half the ViT's.
     A bank may also be a `Bank` or a tensor (c, d), which is stored and not trained.
     `gate` is True by default; with `gate=False` every head attends to the tape at once.
@@ -136,8 +137,11 @@ def _wrap_windows(vit: ViT, image: tuple[int, int] | None, options: dict[str, An
     if strange:
         raise TypeError(f"{strange[0]} is not an option of bank='windows', which are {', '.join(WINDOW_FIELDS)}")
     height, width = image
-    like = next(vit.parameters())
-    model = WindowTape(vit, (height, width), WindowOptions(**options))
+    like, encoder = next(vit.parameters()), options.get("encoder")
+    if isinstance(encoder, nn.Module):
+        model = WindowTape(vit, (height, width), WindowOptions(**options | {"encoder": timm_name(encoder)}), encoder)
+    else:
+        model = WindowTape(vit, (height, width), WindowOptions(**options))
     return model.to(like.device, like.dtype).train(vit.training)
 
 

@@ -46,6 +46,10 @@ def adatape(pretrained: bool = False, *, backbone: str | None = None, **options:
             "timm.models.save_for_hf(model, folder, **adatape.hub_settings(model)))"
         )
     settings = options.pop("pretrained_cfg", None) or _settings_of(backbone)
+    theirs = get_pretrained_cfg(backbone)
+    if options.get("bank") == "windows" and theirs is not None:
+        # Else timm would build the ViT for whole images, whose size the settings state.
+        options.setdefault("img_size", theirs.input_size[-2:])
     return build_model_with_cfg(
         build,
         "adatape",

@@ -15,10 +15,11 @@ from adatape.ablation import ActReader, FixedTokens, ParallelReader
 from adatape.banks import Bank, InputBank, LearnedBank, NoBank
 from adatape.config import ReaderName
 from adatape.models.adatape import AdaTape
-from adatape.models.backbone import ViT
+from adatape.models.backbone import ViT, timm_name
 from adatape.models.base import Adaptive
 from adatape.models.join import head_count
 from adatape.models.windows import WindowTape
+from adatape.windows.encoders import TimmEncoder, timm_encoder
 
 DRAWN_COORDINATES = ("shift_coords", "jitter_coords", "rescale_coords")  # of a rotary embedding in training
 NO_OUTPUT = ("training", "drop", "init", "fused", "grad_checkpointing", "inplace")  # parts of attributes' names
@@ -37,12 +38,12 @@ def hub_settings(model: Adaptive) -> dict[str, Any]:
 
 def _options(model: Adaptive) -> dict[str, Any]:
     vit: Any = model.vit
-    known = getattr(vit, "pretrained_cfg", None)
-    if known is None:
+    name = timm_name(vit)
+    if not name:
         raise ValueError("the ViT has no pretrained_cfg, so its name is not known; create it by timm.create_model")
-    name = ".".join(part for part in (known["architecture"], known.get("tag")) if part)
     options = _backbone_options(vit, name)
     if isinstance(model, WindowTape):
+        _check_encoder(model)
         own = {"bank": "windows", "image": list(model.image), **dataclasses.asdict(model.options)}
     elif isinstance(model, AdaTape):
         own = {**_bank_options(model.bank), "reader": _reader_name(model.reader)}
@@ -50,6 +51,20 @@ def _options(model: Adaptive) -> dict[str, Any]:
     else:
         raise TypeError(f"the model is a {type(model).__name__}; only a ViT wrapped by adatape.wrap is saved so")
     return {"backbone": name, **options, **{key: value for key, value in own.items() if value is not None}}
+
+
+def _check_encoder(model: WindowTape) -> None:
+    """Refuses an encoder that is not what its name builds."""
+    if not isinstance(model.encoder, TimmEncoder):
+        return
+    name = model.options.encoder
+    if not name:
+        raise ValueError("the encoder has no pretrained_cfg, so its name is not known; create it by timm.create_model")
+    with torch.device("meta"):
+        built = timm_encoder(name, model.vit.in_chans, model.window)
+    unequal = _difference(model.encoder, built)
+    if unequal is not None:
+        raise ValueError(f"the encoder is not {name} with its defaults: {unequal}; pass model_args yourself")
 
 
 def _bank_options(bank: Bank) -> dict[str, Any]:

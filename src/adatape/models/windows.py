@@ -28,7 +28,7 @@ from adatape.records import Output, Places, Searched, Tape
 from adatape.windows.answers import ANSWERS
 from adatape.windows.checks import check_batch, check_listed, check_options, check_pooling, check_size
 from adatape.windows.choice import Chosen, padded_choice, random_cells, uniform
-from adatape.windows.encoders import WindowConvolutions, WindowHead
+from adatape.windows.encoders import TimmEncoder, WindowConvolutions, WindowHead, timm_encoder
 from adatape.windows.options import WindowOptions
 from adatape.windows.scan import Scan, Scanned, highest_apart, scan_shape
 from adatape.windows.sources import Images, OpenedImage, Source, TiledImage
@@ -51,7 +51,13 @@ class WindowTape(Adaptive):
     length_name: ClassVar[str] = "windows read"
     stops_below_threshold: ClassVar[bool] = True
 
-    def __init__(self, vit: VisionTransformer, image: tuple[int, int], options: WindowOptions | None = None) -> None:
+    def __init__(
+        self,
+        vit: VisionTransformer,
+        image: tuple[int, int],
+        options: WindowOptions | None = None,
+        encoder: nn.Module | None = None,  # in place of what `options.encoder` names
+    ) -> None:
         super().__init__(vit)
         self.options = options = options or WindowOptions()
         self.image, self.window, self.most, self.search = image, options.window, options.steps, options.search
@@ -65,12 +71,22 @@ class WindowTape(Adaptive):
             vit.set_input_size(self.view)
         self.answer = ANSWERS[options.labels]
         self.scan = Scan(vit.in_chans, shape, 0 if self.search else vit.num_classes)
-        own = options.encoder == "vit"
-        self.encoder = None if own else WindowConvolutions(vit.in_chans, vit.embed_dim)
+        self.encoder = self._encoder(options.encoder, encoder)
         width = 2 * vit.embed_dim if self.encoder is None else self.encoder.num_features
         self.head = WindowHead(width, vit.num_classes)
         self.to_token = nn.Linear(width, vit.embed_dim)
         self.place = nn.Linear(2, vit.embed_dim)
+
+    def _encoder(self, name: str, given: nn.Module | None) -> WindowConvolutions | TimmEncoder | None:
+        """None where the ViT encodes windows."""
+        channels, width = self.vit.in_chans, self.vit.embed_dim
+        if given is not None:
+            return TimmEncoder(given, channels, self.window)
+        if name == "vit":
+            return None
+        return (
+            WindowConvolutions(channels, width) if name == "convolutions" else timm_encoder(name, channels, self.window)
+        )
 
     def forward(self, x: Inputs, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         """Of images in one tensor, or of a list of images of several sizes: tensors (ch, h, w) and opened images."""

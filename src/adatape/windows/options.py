@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from adatape.windows.answers import Labels
-
-EncoderName = Literal["vit", "convolutions"]
 
 
 @dataclass(frozen=True)
@@ -26,8 +23,8 @@ class WindowOptions:
     """block before which windows join the view's rows, encoded by the blocks before it; None is after the last"""
     labels: Labels = "one"
     """whether an image has one label, or several (or none)"""
-    encoder: EncoderName = "vit"
-    """what encodes a window: the ViT itself, or three convolutions"""
+    encoder: str = "vit"
+    """what encodes a window: `vit` is the ViT itself, `convolutions` three of them, else a model of timm by its name"""
     search: int = 0
     """how training finds first windows: 0 by a guess at every cell of the scan, learnt with it; else by encoding so
     many random windows of each image without gradient, as a pretrained ViT should"""
