@@ -10,10 +10,11 @@ from adatape.limits import CountOrZero, NotNegative, Quantity, Seed
 
 SIDE, VIEW, WINDOW = 128, 32, 16
 SHAPE: dict[str, Any] = {"embed_dim": 64, "depth": 2, "num_heads": 2}
+WHOLE: dict[str, Any] = {**SHAPE, "depth": 4, "patch_size": 16}  # of a ViT that sees all of the canvas
 
 
 def haystack(
-    system: Literal["adatape", "plainvit"] = "adatape",
+    system: Literal["adatape", "published", "plainvit"] = "adatape",
     reads: Quantity = 8,
     steps: CountOrZero = 2000,
     lr: NotNegative = 1e-3,
@@ -30,8 +31,10 @@ def haystack(
         tape = {"bank": "windows", "window": WINDOW, "view": VIEW, "steps": reads, "layer": 1, "cell": WINDOW // 2}
         tape |= {"encoder": "convolutions", "scan_scale": 1, "scan_fold": 4, "scan_width": 32, "training_steps": 8}
         model = ImageModel("vit_tiny_patch16_224", {**SHAPE, "img_size": VIEW, "patch_size": 8}, wrap=tape)
+    elif system == "published":
+        model = ImageModel("adatape_tiny_patch16_224", {**WHOLE, "bank": "input", "bank_patch": 8})
     else:
-        model = ImageModel("vit_tiny_patch16_224", {**SHAPE, "depth": 4, "patch_size": 16})
+        model = ImageModel("vit_tiny_patch16_224", WHOLE)
     return Experiment(
         recipe="haystack",
         data=Images("haystack", size=SIDE, validate_on=0.025, exif_orientation=True),
