@@ -59,6 +59,10 @@ def tidy(axes: Axes, grid: str | None = "y") -> None:
         axes.grid(axis=grid, alpha=0.25)  # type: ignore[arg-type]
 
 
+def shortened(name: str, most: int) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
 def name_line(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
     """A name at the end of its line, in its colour, in place of a legend."""
     axes.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", color=colour, annotation_clip=False)
