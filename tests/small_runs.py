@@ -26,7 +26,7 @@ from adatape.recipes.digits import digits
 from adatape.recipes.parity import parity_small
 from adatape.recipes.systems import System
 from adatape.train.checkpoint import newest_good
-from adatape.train.logger import lines_of
+from adatape.train.logger import read_metrics
 from adatape.train.sweep import with_fields
 from adatape.train.weights import digest
 
@@ -96,13 +96,13 @@ def fingerprint(out: Path) -> str:
 
 def logged(out: Path) -> int:
     """The last step in metrics.jsonl."""
-    return max((line["step"] for line in lines_of(out / "metrics.jsonl")), default=0)
+    return max((line["step"] for line in read_metrics(out / "metrics.jsonl").lines), default=0)
 
 
 def history(out: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without times."""
     clock = ("seconds", "samples_per_second")
-    lines = lines_of(out / "metrics.jsonl")
+    lines = read_metrics(out / "metrics.jsonl").lines
     return [{name: value for name, value in line.items() if name not in clock} for line in lines]
 
 

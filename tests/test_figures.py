@@ -11,6 +11,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
+from point_names import name_points
 from small_runs import tiny
 
 from adatape.config import Budget, to_dict
@@ -32,7 +33,6 @@ from adatape.report.figures import budget_rows, model_name, write_figures
 from adatape.report.gallery import Grid, _outline, _outline_windows, easiest_first, varied
 from adatape.report.pictures.budgets import _draw, _error, _labels, draw_budgets
 from adatape.report.pictures.elastic import accuracy_error, near
-from adatape.report.pictures.labels import name_points
 from adatape.report.pictures.parity import one_length
 from adatape.report.pictures.speed import plain_name
 from adatape.report.pictures.style import picture

@@ -17,7 +17,6 @@ from adatape.train.files import atomic_write
 
 INK, FAINT, ALERT = "#30343B", "#8B9099", "#C8382E"
 GREEN, PURPLE, ORANGE, BLUE = "#1B7F5C", "#8A5FBF", "#F2A93B", "#4C78A8"
-PALE = "#DDEBE5"
 HEAT = LinearSegmentedColormap.from_list("heat", ["#F7F8F7", "#A9D3BF", GREEN, "#0B3B2B"])
 WIDTH, DPI = 7.5, 160  # 1,200 pixels; type of 11 points is 18 pixels high where it is shown 900 wide
 TYPE: dict[str, Any] = {
