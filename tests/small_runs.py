@@ -118,6 +118,34 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+class Unplugged(Exception):  # noqa: N818
+    """Simulates a crash of the machine."""
+
+
+def unplugged(*_: Any, **__: Any) -> None:
+    raise Unplugged
+
+
+def unplug_at(step: int) -> Callable[[Any], None]:
+    """An observer of a run that crashes it."""
+
+    def watch(status: Any) -> None:
+        if status.step >= step:
+            unplugged()
+
+    return watch
+
+
+class Hostile:
+    """Creates the file `mark` if it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)
+
+
 def wait_until(true: Callable[[], bool], seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not true():

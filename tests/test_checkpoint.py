@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from small_runs import Hostile
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
@@ -166,14 +167,6 @@ def test_facts_that_are_not_json_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be JSON values"):
         save(tmp_path, 1, state_of(), {"accuracy": torch.zeros(1)})
     assert not list(tmp_path.iterdir())
-
-
-class Hostile:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self.mark}",)
 
 
 def names(module: str, name: str) -> bytes:

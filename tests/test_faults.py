@@ -22,6 +22,7 @@ from small_runs import (
     LONG,
     QUIET,
     Forks,
+    Unplugged,
     at_step,
     children_of,
     command,
@@ -34,6 +35,8 @@ from small_runs import (
     no_watch,
     tiny,
     torchrun,
+    unplug_at,
+    unplugged,
     wait_until,
 )
 from torch import Tensor
@@ -251,22 +254,6 @@ def test_a_run_with_no_good_checkpoint_is_refused_and_left_alone(forks: Forks, i
         f"adatape: {interrupted}/checkpoints has no good checkpoint left; remove {interrupted} to start again"
     ]
     assert contents(interrupted) == before
-
-
-class Unplugged(Exception):  # noqa: N818
-    """Simulates a crash of the machine."""
-
-
-def unplugged(*_: Any, **__: Any) -> None:
-    raise Unplugged
-
-
-def unplug_at(step: int) -> Callable[[Any], None]:
-    def watch(status: Any) -> None:
-        if status.step >= step:
-            unplugged()
-
-    return watch
 
 
 def test_a_new_checkpoint_outlives_damaged_ones_of_later_steps(tmp_path: Path) -> None:

@@ -51,12 +51,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def refused(*arguments: str) -> str:
     """The one line of a command that is refused."""
     ended = carried_out(list(arguments))

@@ -25,7 +25,7 @@ import pytest
 import torch
 from fastapi import FastAPI
 from PIL import Image
-from small_runs import QUIET, tiny
+from small_runs import QUIET, tiny, wait_until
 
 from adatape.config import Budget, to_dict
 from adatape.serve.app import create_app
@@ -161,13 +161,6 @@ def listening(app: FastAPI) -> Iterator[tuple[str, Server, threading.Thread]]:
         thread.join(120)
         place.close()
     assert not thread.is_alive()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def slowed(app: FastAPI, seconds: float) -> list[int]:
