@@ -20,8 +20,8 @@ import torch
 from small_runs import in_the_long_suite
 
 from adatape import cli
+from adatape.data.augment import scaled
 from adatape.data.images import haystack_of
-from adatape.data.loaders import scaled
 from adatape.recipes.haystack import haystack
 from adatape.recipes.parity import parity_small
 from adatape.report import demo

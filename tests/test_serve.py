@@ -28,10 +28,10 @@ from PIL import Image
 from small_runs import QUIET, tiny, wait_until
 
 from adatape.config import Budget, to_dict
+from adatape.data.augment import scaled
 from adatape.serve.app import create_app
 from adatape.serve.batcher import Batcher, Draining, Full, Waiting
 from adatape.serve.budgets import asked_budget, within_latency
-from adatape.serve.engine import scaled
 from adatape.serve.pictures import open_upload, picture
 from adatape.serve.served import ServedModel, load_served
 from adatape.serve.server import Server, run_server

@@ -18,9 +18,10 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from adatape.counter_rng import key_of, keys_of
+from adatape.data.augment import scaled
 from adatape.data.batch import Batch, Shard
 from adatape.data.images import Split, mnist
-from adatape.data.loaders import MODEL, Labelled, scaled
+from adatape.data.loaders import MODEL, Labelled
 from adatape.data.sampler import Order
 from adatape.data_config import DrawOrder, Megapixel, MegapixelTask
 
