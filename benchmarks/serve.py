@@ -36,9 +36,6 @@ from adatape.data.images import open_images
 from adatape.data_config import Images
 from adatape.train.folder import load_config
 
-SERVER = (
-    "import sys; from pathlib import Path; from adatape.report.serve import serve; serve(Path(sys.argv[1]), port=0)"
-)
 WARM_UP, DIFFERENT = 0.5, 64
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # shared, since creating one takes longer than many requests
 
@@ -64,7 +61,7 @@ LOADS = [
 def serving(folder: Path, threads: int) -> Iterator[str]:
     """Runs a server in another process; yields its address."""
     quiet = {**os.environ, "OMP_NUM_THREADS": str(threads), "COLUMNS": "200"}
-    command = [sys.executable, "-u", "-c", SERVER, str(folder)]
+    command = [sys.executable, "-u", "-m", "adatape", "serve", str(folder), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=quiet) as process:
         try:
             assert process.stdout is not None

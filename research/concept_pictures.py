@@ -20,7 +20,7 @@ from rows import RESULTS
 
 from adatape.atr import read_tape
 from adatape.records import Tape
-from adatape.report.pictures.style import FAINT, GREEN, HEAT, INK, ORANGE, PALE, picture, tidy
+from adatape.report.pictures.style import FAINT, GREEN, HEAT, INK, ORANGE, picture, tidy
 
 IMAGES = RESULTS.parent / "docs" / "images"
 STREET = RESULTS.parent / "src" / "adatape" / "serve" / "models" / "street"
@@ -116,7 +116,7 @@ def draw_tapes(path: Path, tape: Tape) -> None:
 
 def _square(axes: Axes, column: int, row: int, kind: str) -> None:
     look: dict[str, dict[str, Any]] = {
-        "input": {"facecolor": PALE, "edgecolor": FAINT},
+        "input": {"facecolor": "#DDEBE5", "edgecolor": FAINT},
         "tape": {"facecolor": GREEN, "edgecolor": GREEN},
         "hidden": {"facecolor": "none", "edgecolor": FAINT, "linestyle": ":"},
     }

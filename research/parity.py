@@ -30,7 +30,7 @@ from rows import Row, add_rows
 from adatape.data.parity import held_out_set
 from adatape.models.adatape import AdaTape
 from adatape.recipes import parity_small
-from adatape.train.logger import METRICS, lines_of
+from adatape.train.logger import METRICS, read_metrics
 from adatape.train.trainer import Trainer
 
 ADATAPE = [sys.executable, "-m", "adatape.cli"]
@@ -76,7 +76,7 @@ def ask(command: list[str], limit: float | None = None) -> str:
 
 def curve_of(folder: Path) -> list[list[float]]:
     """[step, validation accuracy] pairs up to the last step of the run."""
-    scored = [line for line in lines_of(folder / METRICS) if line["kind"] == "validation"]
+    scored = [line for line in read_metrics(folder / METRICS).lines if line["kind"] == "validation"]
     return [[line["step"], round(line["accuracy"], 4)] for line in scored]
 
 

@@ -16,9 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.lines import Line2D
 from parity_tables import ADATAPE, LENGTHS, Run, runs_in
+from point_names import name_points
 from rows import RESULTS, read_rows
 
-from adatape.report.pictures.labels import name_points
 from adatape.report.pictures.speed import METHODS, draw_speed
 from adatape.report.pictures.style import ALERT, BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, picture, tidy
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from adatape.train.files import atomic_write
-from adatape.train.logger import METRICS, lines_of
+from adatape.train.logger import METRICS, read_metrics
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parents[1] / "results"
@@ -46,7 +46,7 @@ def row_of(folder: Path, name: str) -> Row:
     row: Row = {"run": name, "config": _json(folder / "config.json"), "environment": _json(folder / "env.json")}
     if (folder / "result.json").is_file():
         row["result"] = _json(folder / "result.json")
-    lines = lines_of(folder / METRICS)
+    lines = read_metrics(folder / METRICS).lines
     scored = [line for line in lines if line["kind"] == "validation"]
     if row["config"]["data"].get("validate_on") is not None and scored:
         row["held_out"] = {figure: scored[-1][figure] for figure in HELD_OUT}

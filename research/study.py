@@ -25,12 +25,12 @@ from cells import cells, score_of
 from fleet import fleets, run_together
 from image_tables import accuracies
 from rows import add_rows, read_rows, row_of
+from words import experiment_of, parse_run
 
 from adatape.config import Experiment
 from adatape.recipes import RECIPES
 from adatape.train.run import TrainStatus
 from adatape.train.stop import Stopped
-from adatape.train.sweep import experiment_of, parse_run
 
 SEEDS = (0, 1, 2)
 DEPTH = "model.options.depth"

@@ -43,6 +43,7 @@ from timm.utils import ModelEmaV3, dispatch_clip_grad, random_seed
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torchvision import transforms
+from words import experiment_of
 
 from adatape.config import Experiment, ImageModel, Optimizer, to_dict
 from adatape.data.images import Split, open_images
@@ -51,8 +52,7 @@ from adatape.data_config import Augment, Images
 from adatape.recipes import RECIPES
 from adatape.train.folder import environment
 from adatape.train.launch import train_to_folder
-from adatape.train.logger import METRICS, lines_of
-from adatape.train.sweep import experiment_of
+from adatape.train.logger import METRICS, read_metrics
 from adatape.train.trainer import Trainer
 
 Side = Literal["timm", "ours"]
@@ -244,7 +244,7 @@ def train_by_timm(experiment: Experiment, device: torch.device) -> Trained:
 
 def train_by_ours(experiment: Experiment, device: torch.device, folder: Path) -> Trained:
     result = train_to_folder(experiment, folder, str(device)).result
-    lines = [line for line in lines_of(folder / METRICS) if line["kind"] == "train"]
+    lines = [line for line in read_metrics(folder / METRICS).lines if line["kind"] == "train"]
     paces = [line["samples_per_second"] for line in lines]
     return Trained(result["accuracy"], median_pace(paces), [line["loss"] for line in lines])
 

@@ -29,6 +29,13 @@ def _seeded() -> None:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary folder of a test, as its working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def few_canvases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A haystack of 200 canvases, since making all of them takes seconds."""
     for part in ("train", "test"):

@@ -26,7 +26,7 @@ from adatape.recipes.digits import digits
 from adatape.recipes.parity import parity_small
 from adatape.recipes.systems import System
 from adatape.train.checkpoint import newest_good
-from adatape.train.logger import lines_of
+from adatape.train.logger import read_metrics
 from adatape.train.sweep import with_fields
 from adatape.train.weights import digest
 
@@ -96,13 +96,13 @@ def fingerprint(out: Path) -> str:
 
 def logged(out: Path) -> int:
     """The last step in metrics.jsonl."""
-    return max((line["step"] for line in lines_of(out / "metrics.jsonl")), default=0)
+    return max((line["step"] for line in read_metrics(out / "metrics.jsonl").lines), default=0)
 
 
 def history(out: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without times."""
     clock = ("seconds", "samples_per_second")
-    lines = lines_of(out / "metrics.jsonl")
+    lines = read_metrics(out / "metrics.jsonl").lines
     return [{name: value for name, value in line.items() if name not in clock} for line in lines]
 
 
@@ -116,6 +116,34 @@ def newest_step(out: Path) -> int:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+class Unplugged(Exception):  # noqa: N818
+    """Simulates a crash of the machine."""
+
+
+def unplugged(*_: Any, **__: Any) -> None:
+    raise Unplugged
+
+
+def unplug_at(step: int) -> Callable[[Any], None]:
+    """An observer of a run that crashes it."""
+
+    def watch(status: Any) -> None:
+        if status.step >= step:
+            unplugged()
+
+    return watch
+
+
+class Hostile:
+    """Creates the file `mark` if it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 600) -> None:

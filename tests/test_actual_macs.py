@@ -7,8 +7,8 @@ import timm
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from adatape.evaluate.catalogue import typical_gflops
 from adatape.evaluate.cost import cost, total
-from adatape.evaluate.typical_cost import typical_gflops
 from adatape.models import AViT
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2, "num_classes": 4}

@@ -20,8 +20,8 @@ import torch
 from small_runs import in_the_long_suite
 
 from adatape import cli
+from adatape.data.augment import scaled
 from adatape.data.images import haystack_of
-from adatape.data.loaders import scaled
 from adatape.recipes.haystack import haystack
 from adatape.recipes.parity import parity_small
 from adatape.report import demo
@@ -32,12 +32,6 @@ from adatape.train.task import build_for
 from adatape.validation import call_checked
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def last_json(capsys: pytest.CaptureFixture[str]) -> dict:

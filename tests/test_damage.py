@@ -8,10 +8,9 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from small_runs import LONG, fingerprint, no_watch, tiny
+from small_runs import LONG, Unplugged, fingerprint, no_watch, tiny, unplug_at
 
 from adatape import cli
 from adatape.report.figures import write_figures
@@ -21,18 +20,6 @@ from adatape.train.run import run
 
 pytestmark = pytest.mark.usefixtures("one_order_of_sums")
 FLIPS = 80
-
-
-class Unplugged(Exception):  # noqa: N818
-    """Simulates a crash of the machine."""
-
-
-def unplug_at(step: int) -> Callable[[Any], None]:
-    def watch(status: Any) -> None:
-        if status.step >= step:
-            raise Unplugged
-
-    return watch
 
 
 EXPERIMENT = tiny("plainvit", steps=5, evaluate_every=2, engine__checkpoint_every=4)

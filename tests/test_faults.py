@@ -22,6 +22,7 @@ from small_runs import (
     LONG,
     QUIET,
     Forks,
+    Unplugged,
     at_step,
     children_of,
     command,
@@ -34,6 +35,8 @@ from small_runs import (
     no_watch,
     tiny,
     torchrun,
+    unplug_at,
+    unplugged,
     wait_until,
 )
 from torch import Tensor
@@ -253,22 +256,6 @@ def test_a_run_with_no_good_checkpoint_is_refused_and_left_alone(forks: Forks, i
     assert contents(interrupted) == before
 
 
-class Unplugged(Exception):  # noqa: N818
-    """Simulates a crash of the machine."""
-
-
-def unplugged(*_: Any, **__: Any) -> None:
-    raise Unplugged
-
-
-def unplug_at(step: int) -> Callable[[Any], None]:
-    def watch(status: Any) -> None:
-        if status.step >= step:
-            unplugged()
-
-    return watch
-
-
 def test_a_new_checkpoint_outlives_damaged_ones_of_later_steps(tmp_path: Path) -> None:
     """Otherwise the two damaged ones would be kept as the newest, and the good one removed."""
     experiment, out = tiny("plainvit", steps=30), tmp_path / "run"
@@ -340,9 +327,7 @@ def test_a_run_cut_short_after_it_had_learnt_trains_no_further(tmp_path: Path, m
 
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
     """Weights, moments, step counts and averages."""
-    parts = trainer.state()
-    parts.pop("skipped")
-    return {f"{kind}.{name}": value.detach().clone() for kind, part in parts.items() for name, value in part.items()}
+    return {name: value.detach().clone() for name, value in trainer.state().items() if name != "skipped.row"}
 
 
 def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> list[str]:

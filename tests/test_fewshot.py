@@ -11,14 +11,13 @@ import adatape.models  # noqa: F401  registers the models
 from adatape.evaluate.fewshot import (
     FewShot,
     Spread,
-    best_l2,
     features_of,
     few_shot,
     pick_support,
     ridge,
     ridge_path,
+    scale_of,
     signed_targets,
-    standardise,
     summary,
     with_bias,
 )
@@ -34,8 +33,7 @@ def problem(n: int, d: int, classes: int = 5) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(n)
     x = torch.randn(n, d, generator=draw) @ torch.randn(d, d, generator=draw) * torch.logspace(-2, 2, d) + 3
     x[:, 0] = 7.0
-    support, _ = standardise(x, x)
-    return with_bias(support), signed_targets(torch.arange(n) % classes, classes)
+    return with_bias(scale_of(x)(x)), signed_targets(torch.arange(n) % classes, classes)
 
 
 def clusters(n: int, d: int, classes: int, spread: float, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -98,11 +96,12 @@ def test_ridge_leaves_its_arguments_alone() -> None:
 
 def test_the_support_alone_sets_mean_and_scale() -> None:
     support, test = torch.randn(50, 6) * 3 + 5, torch.randn(7, 6)
-    scaled, other = standardise(support, test)
+    scale = scale_of(support)
+    scaled, other = scale(support), scale(test)
     assert scaled.dtype == other.dtype == torch.float64
     torch.testing.assert_close(scaled.mean(0), torch.zeros(6).double(), rtol=0, atol=1e-12)
     torch.testing.assert_close(scaled.square().mean(0), torch.ones(6).double(), rtol=1e-4, atol=0)
-    alone = torch.cat([standardise(support, row)[1] for row in test.split(1)])
+    alone = torch.cat([scale(row) for row in test.split(1)])
     torch.testing.assert_close(alone, other, rtol=1e-12, atol=0)
     assert with_bias(other)[:, -1].tolist() == [100.0] * 7
 
@@ -195,33 +194,6 @@ def test_one_l2_alone_scores_as_it_does_within_a_list() -> None:
         together = few_shot(*train, *test, [shots], L2S, (0,), classes=5)
         alone = [row for l2 in L2S for row in few_shot(*train, *test, [shots], [l2], (0,), classes=5)]
         assert together == alone
-
-
-def rows_of(accuracies: list[float], shots: int = 10) -> list[FewShot]:
-    return [FewShot(shots, l2, None, accuracy) for l2, accuracy in zip((1.0, 2.0, 4.0), accuracies, strict=True)]
-
-
-def test_the_best_l2_has_the_highest_mean_rank_not_the_highest_mean_accuracy() -> None:
-    pets, cifar, imagenet = rows_of([0.1, 0.2, 0.9]), rows_of([0.1, 0.3, 0.2]), rows_of([0.1, 0.3, 0.2])
-    assert best_l2({"pets": pets, "cifar": cifar, "imagenet": imagenet}) == {10: 2.0}
-    assert best_l2({"pets": pets}) == {10: 4.0}
-
-
-def test_every_number_of_shots_has_its_own_best_l2() -> None:
-    rows = [*rows_of([0.3, 0.2, 0.1], shots=5), *rows_of([0.1, 0.2, 0.3], shots=25)]
-    assert best_l2({"pets": rows}) == {5: 1.0, 25: 4.0}
-
-
-def test_ties_go_as_scenics_argsort_and_argmax_have_them() -> None:
-    assert best_l2({"pets": rows_of([0.5, 0.5, 0.1])}) == {10: 2.0}
-    assert best_l2({"pets": rows_of([0.1, 0.2, 0.3]), "cifar": rows_of([0.3, 0.2, 0.1])}) == {10: 1.0}
-
-
-def test_ranking_needs_the_same_l2s_everywhere() -> None:
-    with pytest.raises(ValueError, match=r"pets and cifar do not both have shots 10 with l2 4.0"):
-        best_l2({"pets": rows_of([0.1, 0.2, 0.3]), "cifar": rows_of([0.1, 0.2, 0.3])[:2]})
-    with pytest.raises(ValueError, match="ranking needs some of each"):
-        best_l2({})
 
 
 def test_the_summary_is_the_mean_and_spread_over_seeds() -> None:

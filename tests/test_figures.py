@@ -11,6 +11,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
+from point_names import name_points
 from small_runs import tiny
 
 from adatape.config import Budget, to_dict
@@ -24,7 +25,6 @@ from adatape.evaluate.reading import (
     parity_example,
     spread_batches,
     taken_counts,
-    taken_weights,
 )
 from adatape.recipes.haystack import haystack
 from adatape.recipes.imagenet import imagenet
@@ -33,7 +33,6 @@ from adatape.report.figures import budget_rows, model_name, write_figures
 from adatape.report.gallery import Grid, _outline, _outline_windows, easiest_first, varied
 from adatape.report.pictures.budgets import _draw, _error, _labels, draw_budgets
 from adatape.report.pictures.elastic import accuracy_error, near
-from adatape.report.pictures.labels import name_points
 from adatape.report.pictures.parity import one_length
 from adatape.report.pictures.speed import plain_name
 from adatape.report.pictures.style import picture
@@ -94,11 +93,10 @@ def test_a_run_that_has_not_finished_has_no_pictures(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_counts_and_weights_add_up_to_the_tape_lengths() -> None:
+def test_counts_add_up_to_the_tape_lengths() -> None:
     reads = reads_of()
     merged = reads.taken.shape[2]
     assert taken_counts(reads, 16).sum() == merged * reads.length.sum()
-    torch.testing.assert_close(taken_weights(reads, 16).sum(), reads.length.sum().double(), rtol=0, atol=1e-4)
     assert taken_counts(reads, 16).sum(0).max() <= len(reads.length)  # no token is read twice for a sample
 
 
@@ -107,7 +105,6 @@ def test_a_count_is_of_its_own_step_and_token() -> None:
         taken=[[[2, 0], [1, -1]], [[2, 1], [-1, -1]]], weight=[[[0.75, 0.25], [1.0, 0.0]], [[0.5, 0.5], [0.0, 0.0]]]
     )
     assert taken_counts(reads, 4).tolist() == [[1, 1, 2, 0], [0, 1, 0, 0]]
-    assert taken_weights(reads, 4).tolist() == [[0.25, 0.5, 1.25, 0.0], [0.0, 1.0, 0.0, 0.0]]
 
 
 def test_batches_read_as_one_set_whatever_their_size() -> None:

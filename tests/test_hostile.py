@@ -38,14 +38,13 @@ from test_serve import (
     write_run,
 )
 
-from adatape.report.serve import serve
 from adatape.serve import connections, decoding
 from adatape.serve.app import create_app
 from adatape.serve.bodies import Bodies, BodyLimit
 from adatape.serve.fair import Client, Room, Shares, Turns, client_at
 from adatape.serve.limits import host_name
 from adatape.serve.served import ServedModel, load_served
-from adatape.serve.server import TOKEN, read_token
+from adatape.serve.server import TOKEN, read_token, run_server
 from adatape.serve.service import Limits
 
 A, B = Client("one", "a"), Client("two", "b")
@@ -472,7 +471,7 @@ def test_a_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatc
         read_token(tmp_path / "nowhere")
     for bad in ("", " ", "a\nb", "é"):
         with pytest.raises(ValueError, match="token is empty or not printable ASCII"):
-            serve(None, token=bad, port=0)
+            run_server(None, token=bad, port=0)
 
 
 def test_nothing_beyond_this_machine_is_bound_without_a_token() -> None:
@@ -480,7 +479,7 @@ def test_nothing_beyond_this_machine_is_bound_without_a_token() -> None:
         with pytest.raises(
             ValueError, match=f"host is '{host}', which other machines can reach, and there is no token"
         ):
-            serve(None, host, 0)
+            run_server(None, host, 0)
     environment = {name: value for name, value in QUIET.items() if name != TOKEN}
     command = [sys.executable, "-m", "adatape", "serve", "--host", "0.0.0.0", "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)

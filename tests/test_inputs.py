@@ -24,8 +24,7 @@ from adatape.banks.index import IndexFacts
 from adatape.config import Experiment, ImageModel, from_dict, to_dict
 from adatape.data_config import Megapixel, Scenes
 from adatape.serve.server import Server
-from adatape.train.cleanup import absent_folders, removed_on_failure
-from adatape.train.folder import load_config
+from adatape.train.folder import absent_folders, load_config, removed_on_failure
 from adatape.train.launch import Swept
 from adatape.train.run import run
 from adatape.train.sweep import with_fields
@@ -50,12 +49,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         run(experiment, base / str(n), "cpu", no_watch)
         made.append(base / str(n))
     return made
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def refused(*arguments: str) -> str:

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scripts import script
 
 from adatape.data.batch import Shard
-from adatape.data.megapixel import DIGIT, draw_stamps, line_patterns, make, render
+from adatape.data.megapixel import DIGIT, draw_stamps, line_patterns, render
 from adatape.data.sets import open_set
 from adatape.data_config import Megapixel
 from adatape.recipes.megapixel import megapixel
 from adatape.train.trainer import Trainer
 
+make = script("research/large/canvas.py").make
 SIDE = 160
 CPU = torch.device("cpu")
 

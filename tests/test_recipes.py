@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from small_runs import noise_arrays
+from words import experiment_of
 
 from adatape.config import Experiment, ImageModel, from_dict, to_dict
 from adatape.data_config import Images
@@ -19,7 +20,6 @@ from adatape.recipes.digits import digits
 from adatape.recipes.imagenet import deit, imagenet, plainvit, pretrain
 from adatape.recipes.systems import System
 from adatape.train.optim import Stepper, rate_at
-from adatape.train.sweep import experiment_of
 from adatape.train.task import build_for
 from adatape.train.trainer import Trainer
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import struct
 from pathlib import Path
@@ -14,6 +13,7 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from small_runs import Hostile
 from test_systems import SMALL, SYSTEMS
 from timm.models import PretrainedCfg
 
@@ -191,14 +191,6 @@ def test_a_folder_that_holds_anything_is_refused(released: Path) -> None:
     options = {**SMALL, "depth": 2}
     with pytest.raises(FileExistsError, match="exists and is not empty"):
         release(trained("plainvit_tiny_patch16_224", options), "plainvit_tiny_patch16_224", options, released, **SAID)
-
-
-class Hostile:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self.mark}",)
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])

@@ -26,8 +26,8 @@ pytestmark = [
 ]
 
 
-def flat(state: dict[str, Any]) -> dict[str, Tensor]:
-    return {f"{kind}.{name}": value.detach().clone() for kind, part in state.items() for name, value in part.items()}
+def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in state.items()}
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -37,7 +37,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def seen(trainer: Trainer, steps: Iterator[Stats]) -> Iterator[dict[str, Tensor]]:
     """Each step's loss and gradient norm, with all state after it."""
     for stats in steps:
-        yield {"loss": stats.loss, "norm": stats.norm, **flat(trainer.state())}
+        yield {"loss": stats.loss, "norm": stats.norm, **copied(trainer.state())}
 
 
 def another(experiment: Experiment, path: Path) -> Trainer:
@@ -73,7 +73,7 @@ def right_before_the_next_step(trainer: Trainer) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
 
     def look(batch: Batch) -> Tensor:
-        found.update(flat(trainer.state()))
+        found.update(copied(trainer.state()))
         found.update({f"batch.{name}": value for name, value in batch._asdict().items()})
         found.update(rng=torch.get_rng_state(), rate=trainer.stepper.rate.clone(), step=torch.tensor(trainer.step))
         raise Before

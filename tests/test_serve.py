@@ -25,17 +25,16 @@ import pytest
 import torch
 from fastapi import FastAPI
 from PIL import Image
-from small_runs import QUIET, tiny
+from small_runs import QUIET, tiny, wait_until
 
 from adatape.config import Budget, to_dict
-from adatape.report.serve import serve
+from adatape.data.augment import scaled
 from adatape.serve.app import create_app
 from adatape.serve.batcher import Batcher, Draining, Full, Waiting
 from adatape.serve.budgets import asked_budget, within_latency
-from adatape.serve.engine import scaled
 from adatape.serve.pictures import open_upload, picture
 from adatape.serve.served import ServedModel, load_served
-from adatape.serve.server import Server
+from adatape.serve.server import Server, run_server
 from adatape.serve.service import Limits
 from adatape.train.folder import WEIGHTS, load_config, with_budget, write
 from adatape.train.task import build_for
@@ -162,13 +161,6 @@ def listening(app: FastAPI) -> Iterator[tuple[str, Server, threading.Thread]]:
         thread.join(120)
         place.close()
     assert not thread.is_alive()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def slowed(app: FastAPI, seconds: float) -> list[int]:
@@ -750,7 +742,7 @@ def damaged(folder: Path, how: str) -> Path:
 @pytest.mark.parametrize("how", ["missing", "cut", "config", "list", "nan", "folder"])
 def test_a_damaged_run_is_one_line(tmp_path: Path, how: str) -> None:
     with pytest.raises((ValueError, OSError)) as caught:
-        serve(damaged(write_run(tmp_path / "run"), how), port=0, device="cpu")
+        run_server(damaged(write_run(tmp_path / "run"), how), port=0, device="cpu")
     assert "\n" not in str(caught.value)
 
 
@@ -758,22 +750,24 @@ def test_a_port_that_is_taken_is_one_line(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"port {port} of 127.0.0.1 cannot be had"):
-            serve(folder, port=port, device="cpu")
+            run_server(folder, port=port, device="cpu")
     with pytest.raises(ValueError, match="port is 70000"):
-        serve(folder, port=70000)
+        run_server(folder, port=70000)
 
 
 def test_an_answer_is_sent_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """asyncio turns off Nagle's algorithm where a socket names its protocol; else each answer could wait 40 ms."""
     protocols: list[int] = []
     monkeypatch.setattr(Server, "run", lambda _, sockets: protocols.extend(each.proto for each in sockets))
-    serve(folder, port=0, device="cpu")
+    run_server(folder, port=0, device="cpu")
     assert protocols == [socket.IPPROTO_TCP]
 
 
 def test_the_command_listens_asks_for_its_token_and_ends_on_sigterm(folder: Path) -> None:
-    code = "import sys; from pathlib import Path; from adatape.report.serve import serve;"
-    code += "print(serve(Path(sys.argv[1]), '0.0.0.0', 0, 's3cret', device='cpu').as_dict())"
+    code = "import sys; from pathlib import Path; from adatape.serve.server import run_server;"
+    code += "from adatape.report.tables import started_table; from adatape.report.terminal import print_table;"
+    code += "told = {'device': 'cpu', 'on_start': lambda started: print_table(started_table(started))};"
+    code += "print(run_server(Path(sys.argv[1]), '0.0.0.0', 0, 's3cret', **told).as_dict())"
     command = [sys.executable, "-u", "-c", code, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=QUIET) as process:
         try:

@@ -10,10 +10,10 @@ import pytest
 from fleet import fleets
 from PIL import Image
 from scripts import script
+from words import experiment_of
 
 from adatape.config import ImageModel
 from adatape.recipes import RECIPES
-from adatape.train.sweep import experiment_of
 from adatape.train.task import build_for, build_image_model
 
 rows, cells = script("research/rows.py"), script("research/cells.py")

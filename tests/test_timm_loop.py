@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from scripts import script
+from words import experiment_of
 
 from adatape.config import Experiment
 from adatape.data_config import Augment
 from adatape.recipes import RECIPES
 from adatape.train.optim import rate_at
-from adatape.train.sweep import experiment_of
 from adatape.train.trainer import Trainer
 
 timm_loop = script("research/timm_loop.py")

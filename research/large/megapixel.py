@@ -11,14 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import canvas
 import numpy as np
 import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from windows import Convolutions, Scan, choose, cut, mixture_loss, noisy_or, presence_loss, value, waves
-
-from adatape.data import megapixel as canvas
 
 KEPT = 50_000  # digits of the training set that canvases are made of; the others make held-out canvases, for choices
 SCALE = 2  # the scan sees canvases at half resolution

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import canvas
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,6 @@ from torch import Tensor, nn
 from windows import Convolutions, waves
 
 from adatape.atr import read_tape
-from adatape.data import megapixel as canvas
 
 SIDE, PATCH = 1500, 50
 GRID = SIDE // PATCH

@@ -249,8 +249,20 @@ def serve(
         queue: images that may wait before more are refused; one client may have half of them
         batch: most images per forward pass; fewer where they are large
     """
-    from adatape.report.serve import serve as start
+    from adatape.report.tables import started_table
+    from adatape.report.terminal import print_table
     from adatape.serve.served import PACKAGED
-    from adatape.serve.server import read_token
+    from adatape.serve.server import read_token, run_server
 
-    start(run or PACKAGED[packaged], host, port, read_token(token_file), queue, batch, device, allow_host, trust)
+    run_server(
+        run or PACKAGED[packaged],
+        host,
+        port,
+        read_token(token_file),
+        queue,
+        batch,
+        device,
+        allow_host,
+        trust,
+        on_start=lambda started: print_table(started_table(started)),
+    )

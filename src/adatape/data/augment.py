@@ -59,11 +59,16 @@ def augment_image(
     return _tensor(_resized_one(picture, size, size))
 
 
+def scaled(pixels: UInt8[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Pixels from -1 to 1, as models take them."""
+    return pixels.float() / 127.5 - 1
+
+
 def scale_and_erase(
     images: UInt8[Tensor, "n c h w"], keys: Int[Tensor, "n"], augment: Augment
 ) -> Float[Tensor, "n c h w"]:
     """Scales to -1 … 1 and erases: the last step of both `augment_images` and `augment_image`."""
-    x = images.float() / 127.5 - 1
+    x = scaled(images)
     if not augment.erase:
         return x
     noise = counter_rng.normal(counter_rng.keys_of(NOISE, keys), x[0].numel()).view_as(x)
@@ -232,10 +237,14 @@ def _erased(x: Float[Tensor, "n c h w"], keys: Int[Tensor, "n"], chance: float) 
     return (hit[:, None, None] & within[0][:, :, None] & within[1][:, None, :])[:, None]
 
 
+def as_image(pixels: UInt8[Tensor, "c h w"]) -> Image.Image:
+    rows = pixels.permute(1, 2, 0).numpy()
+    return Image.fromarray(rows[..., 0] if rows.shape[2] == 1 else rows)
+
+
 def _picture(image: UInt8[Tensor, "c h w"] | Image.Image) -> Image.Image:
     if isinstance(image, Tensor):
-        array = image.permute(1, 2, 0).numpy()
-        return Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array)
+        return as_image(image)
     if image.mode not in ("L", "RGB"):
         raise ValueError(f"image has mode {image.mode}; it must be L or RGB")
     return image

@@ -1,4 +1,4 @@
-"""Batch, the item of a training loader, and Part, a process's share of it."""
+"""Batch, the item of a training loader, and Shard, a process's share of it."""
 
 from __future__ import annotations
 

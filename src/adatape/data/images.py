@@ -22,7 +22,7 @@ from adatape.data.class_folders import class_folders, files_below
 from adatape.data.decode import FORMATS, MOST_BYTES, REFUSAL, RefusedMode, one_line, open_regular
 from adatape.data.haystack import COUNTS, SIDE, Haystack, make_haystack
 from adatape.data.imageset import Files, ImageSet, Pixels
-from adatape.data_config import Images
+from adatape.data_config import Images, Megapixel, Scenes
 from adatape.extras import how_to_install
 
 Split = Literal["train", "validation", "test"]
@@ -37,7 +37,7 @@ def open_images(config: Images, split: Split) -> ImageSet:
         raise ValueError(f"source is {config.source!r}; sets with random access are {', '.join(SOURCES)}")
     if split not in ("train", "validation", "test"):
         raise ValueError(f"split is {split!r}; it must be train, validation or test")
-    tested = split == "test" or (split == "validation" and config.validate_on is None)
+    tested = split_of(config, split) == "test"
     whole = _whole(config, not tested)
     if config.classes not in (None, whole.classes):
         raise ValueError(f"classes is {config.classes}; {config.source} has {whole.classes}")
@@ -45,6 +45,11 @@ def open_images(config: Images, split: Split) -> ImageSet:
     if config.modes == "refuse" and isinstance(images, Files):
         _refuse_modes(images)
     return images
+
+
+def split_of(config: Images | Scenes | Megapixel, split: Split) -> Split:
+    """The split that is read: validation is the test set if no part of train is held out."""
+    return "test" if split == "validation" and config.validate_on is None else split
 
 
 def _whole(config: Images, train: bool) -> ImageSet:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adatape.data.decode import read_regular
-from adatape.data.images import Split
+from adatape.data.images import Split, split_of
 from adatape.data_config import Scenes
 
 MOST_BYTES = 256_000_000
@@ -48,7 +48,7 @@ def read_table(config: Scenes, split: Split) -> LabelTable:
         raise ValueError(f"csv is {config.csv!r}; it must end in .csv")
     rows = _checked(_rows(path), path)
     names = _names(rows, config.classes, path)
-    chosen = _of_split(rows, split, config.validate_on, path)
+    chosen = _of_split(rows, split_of(config, split), config.validate_on, path)
     place = {name: n for n, name in enumerate(names)}
     labels = np.zeros((len(chosen), len(names)), np.float32)
     for n, row in enumerate(chosen):
@@ -140,10 +140,9 @@ def _of_split(rows: Sequence[Row], split: Split, validate_on: float | None, path
         train, test = ([row for row in rows if row.split == name] for name in ("train", "test"))
     else:
         train, test = _parted(rows, TEST_SHARE, "test")
-    tested = split == "test" or (split == "validation" and validate_on is None)
-    if not test or not (train or tested):
+    if not test or not (train or split == "test"):
         raise ValueError(f"{path} has {len(train)} rows to train on and {len(test)} to test; both must be at least 1")
-    if tested:
+    if split == "test":
         return test
     if validate_on is None:
         return train

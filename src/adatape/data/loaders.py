@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from adatape.counter_rng import key_of, keys_of
 from adatape.cuda_graphs import cuda_graphed
-from adatape.data.augment import augment_image, augment_images, center_crop, center_crop_image, scale_and_erase
+from adatape.data.augment import augment_image, augment_images, center_crop, center_crop_image, scale_and_erase, scaled
 from adatape.data.batch import Batch, Shard
 from adatape.data.imageset import ImageSet, Tally, read_or_next
 from adatape.data.mixing import Mixing, draw_mixing, mixed, targets
@@ -259,10 +259,6 @@ def on_device(images: ImageSet, device: torch.device) -> tuple[Tensor, Tensor]:
             "resident is true, but these images differ in size and are decoded one by one; it must be false or null"
         )
     return _channels_first(images.pixels).to(device), torch.from_numpy(images.labels).to(device)
-
-
-def scaled(pixels: Tensor) -> Tensor:
-    return scale_and_erase(pixels, torch.zeros(pixels.shape[0], dtype=torch.int64), Augment())
 
 
 def _channels_first(pixels: np.ndarray) -> Tensor:

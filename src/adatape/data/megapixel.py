@@ -14,19 +14,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from adatape.counter_rng import key_of, keys_of
+from adatape.data.augment import scaled
 from adatape.data.batch import Batch, Shard
 from adatape.data.images import Split, mnist
-from adatape.data.loaders import MODEL, Labelled, scaled
+from adatape.data.loaders import MODEL, Labelled
 from adatape.data.sampler import Order
 from adatape.data_config import DrawOrder, Megapixel, MegapixelTask
 
 DIGIT, CLASSES = 28, 10
 POOL = 50  # line patterns of a split
-DRAWN_AT_ONCE = 250
 SPLITS: dict[Split, int] = {"train": 0, "test": 1, "validation": 2}  # second words of the seeds of canvases
 
 
@@ -40,18 +40,6 @@ class Stamps(NamedTuple):
 
     def at(self, index: Int[Tensor, "m"] | slice, device: torch.device | str) -> Stamps:
         return Stamps(*(part[index].to(device) for part in self))
-
-
-class Canvases(NamedTuple):
-    """Canvases that have been drawn, and the answers to all questions about them."""
-
-    images: UInt8[Tensor, "n side side"]
-    majority: Int[Tensor, "n"]
-    maximum: Int[Tensor, "n"]
-    topmost: Int[Tensor, "n"]
-    present: Float[Tensor, "n classes"]
-    corners: Int[Tensor, "n five 2"]  # to measure hits with, not to train
-    digits: Int[Tensor, "n five"]  # their classes
 
 
 def draw_stamps(labels: Int[np.ndarray, "m"], count: int, split: int, seed: int, side: int, noise: int) -> Stamps:
@@ -99,32 +87,6 @@ def line_patterns(seed: int, split: int) -> UInt8[Tensor, "p 28 28"]:
             points = np.rint(ends[0] + np.arange(steps + 1)[:, None] / steps * (ends[1] - ends[0])).astype(int)
             pattern[points[:, 0], points[:, 1]] = rng.integers(204, 256)
     return torch.from_numpy(pool)
-
-
-def make(
-    digits: UInt8[np.ndarray, "m 28 28"],
-    labels: Int[np.ndarray, "m"],
-    count: int,
-    *,
-    split: int,
-    seed: int = 0,
-    side: int = 1500,
-    noise: int = 50,
-    order: DrawOrder = "under",
-    device: str = "cpu",
-) -> Canvases:
-    """All canvases at once: 11 GB for 5,000 of 1500 pixels."""
-    stamps = draw_stamps(labels, count, split, seed, side, noise)
-    shown, pool = torch.from_numpy(digits).to(device), line_patterns(seed, split).to(device)
-    images = torch.empty(count, side, side, dtype=torch.uint8, device=device)
-    for start in range(0, count, DRAWN_AT_ONCE):
-        part = slice(start, start + DRAWN_AT_ONCE)
-        images[part] = render(stamps.at(part, device), shown, pool, side, order)
-    tasks: tuple[MegapixelTask, ...] = ("majority", "maximum", "topmost", "all")
-    majority, maximum, topmost, present = (answers(stamps, labels, task).to(device) for task in tasks)
-    classes = torch.from_numpy(labels).long()[stamps.digits]
-    corners, classes = stamps.corners.to(device), classes.to(device)
-    return Canvases(images, majority, maximum, topmost, present, corners, classes)
 
 
 class Drawer:

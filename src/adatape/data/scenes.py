@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from adatape.counter_rng import key_of, keys_of, uniform
+from adatape.data.augment import scaled
 from adatape.data.batch import Batch, Shard
 from adatape.data.images import Split
 from adatape.data.imageset import Files, ImageSet, Tally, read_or_next
@@ -27,7 +28,6 @@ from adatape.data.loaders import (
     errors_as_values,
     even_chunks,
     from_workers,
-    scaled,
 )
 from adatape.data.sampler import Order
 from adatape.data_config import Scenes

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from adatape.data.batch import Batch, Shard
-from adatape.data.images import Split, open_images
+from adatape.data.images import Split, open_images, split_of
 from adatape.data.imageset import ImageSet, Tally
 from adatape.data.loaders import (
     Chunks,
@@ -115,7 +115,7 @@ class IndexedImages(LabelledSet):
     images: ImageSet
 
     def __init__(self, config: Images, split: Split, images: ImageSet) -> None:
-        self.config, self.split, self.images = config, _split_of(config, split), images
+        self.config, self.split, self.images = config, split_of(config, split), images
         self.shape, self.names = (images.channels, config.size, config.size), images.names
 
     @property
@@ -142,7 +142,7 @@ class SceneImages(LabelledSet):
     images: ImageSet
 
     def __init__(self, config: Scenes, split: Split, images: ImageSet) -> None:
-        self.config, self.split, self.images = config, _split_of(config, split), images
+        self.config, self.split, self.images = config, split_of(config, split), images
         self.shape, self.names = (CHANNELS, *config.size), images.names
         most = max(1, EVAL_PIXELS // math.prod(config.size))
         self.eval_batch = self.validation_batch = min(LabelledSet.eval_batch, most)
@@ -171,7 +171,7 @@ class MegapixelCanvases(LabelledSet):
     """Canvases of Megapixel MNIST, drawn on the device."""
 
     def __init__(self, config: Megapixel, split: Split, most: int | None = None) -> None:
-        self.config, self.split, self.most = config, _split_of(config, split), most
+        self.config, self.split, self.most = config, split_of(config, split), most
         self.shape, self.names = (1, config.side, config.side), [str(digit) for digit in range(10)]
         batch = max(1, EVAL_PIXELS // config.side**2)
         self.eval_batch = self.validation_batch = min(LabelledSet.eval_batch, batch)
@@ -204,7 +204,7 @@ class ShardedImages(LabelledSet):
     """Images in tars: streamed for training, and read with random access for evaluation if the tars are local."""
 
     def __init__(self, config: Images, split: Split, most: int | None = None) -> None:
-        self.config, self.split, self.most = config, _split_of(config, split), most
+        self.config, self.split, self.most = config, split_of(config, split), most
         self.shape = (CHANNELS, config.size, config.size)
         self.names = [str(label) for label in range(classes_of(config))]
 
@@ -274,7 +274,3 @@ class ParitySequences(LabelledSet):
 def evenly_apart(total: int, count: int) -> np.ndarray:
     """`count` evenly spaced indices below `total`, or all if there are no more."""
     return np.arange(total) if count >= total else np.arange(count) * total // count
-
-
-def _split_of(config: Images | Scenes | Megapixel, split: Split) -> Split:
-    return "test" if split == "validation" and config.validate_on is None else split

@@ -21,7 +21,7 @@ import torch
 
 from adatape.counter_rng import key_of, keys_of
 from adatape.data.decode import MOST_BYTES, one_line
-from adatape.data.images import Split, library
+from adatape.data.images import Split, library, split_of
 from adatape.data.imageset import ImageSet
 from adatape.data_config import Images
 
@@ -47,7 +47,7 @@ def open_shards(config: Images, split: Split) -> list[str]:
     `path` is a pattern with {split}, or two patterns `TRAIN | TEST`. Ranges such as {000..123} are expanded, and *
     matches local files.
     """
-    tested = split == "test" or (split == "validation" and config.validate_on is None)
+    tested = split_of(config, split) == "test"
     urls = _expanded(_pattern(config, tested), config.may_fetch)
     if tested or config.validate_on is None:
         return urls

@@ -36,9 +36,9 @@ class ShardSample(NamedTuple):
     converted: bool
 
 
-def streams_of(urls: Sequence[str], batch: int = 0, most: int = STREAMS) -> int:
+def streams_of(urls: Sequence[str], batch: int = 0) -> int:
     """The number of streams: a power of two, at most one per shard, that divides the batch."""
-    return math.gcd(1 << (min(len(urls), most).bit_length() - 1), batch)
+    return math.gcd(1 << (min(len(urls), STREAMS).bit_length() - 1), batch)
 
 
 def owned_streams(streams: int, rank: int = 0, ranks: int = 1) -> range:

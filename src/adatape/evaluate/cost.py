@@ -7,10 +7,10 @@ import copy
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from adatape.macs import NoCostFormula, PartCost, block_macs, input_tokens, total, vit_cost
+from adatape.macs import NoCostFormula, PartCost, total, vit_cost
 from adatape.models.base import Adaptive
 
-__all__ = ["NoCostFormula", "PartCost", "block_macs", "cost", "input_tokens", "total"]
+__all__ = ["NoCostFormula", "cost", "total"]
 
 
 def cost(model: nn.Module, tape: int | None = None, image: tuple[int, int] | None = None) -> list[PartCost]:

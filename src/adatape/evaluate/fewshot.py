@@ -2,14 +2,15 @@
 
 The protocol is that of scenic, whose trainer the paper used, and of big_vision: features standardised over the support,
 a constant feature of 100 as a bias that is hardly regularised, targets ±1. Where the two differ is a choice of the
-caller: scenic takes the first samples of each class (`seeds=(None,)`), a list of `l2s`, and then `best_l2`; big_vision
-takes three random supports and one l2 of 2¹⁰, the defaults here. All of it is in float64 on the CPU.
+caller: scenic takes the first samples of each class (`seeds=(None,)`) and a list of `l2s`, of which it reports the best
+over all data sets; big_vision takes three random supports and one l2 of 2¹⁰, the defaults here. All of it is in float64
+on the CPU.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -105,14 +106,6 @@ def scale_of(support: Float[Tensor, "n d"]) -> Scale:
     return Scale(mean, sd + SMALLEST_SD)
 
 
-def standardise(
-    support: Float[Tensor, "n d"], test: Float[Tensor, "m d"]
-) -> tuple[Float[Tensor, "n d"], Float[Tensor, "m d"]]:
-    """Both by the support's mean and standard deviation of each feature, in float64."""
-    scale = scale_of(support)
-    return scale(support), scale(test)
-
-
 def with_bias(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d+1"]:
     """So large a constant that the penalty on its weight hardly counts."""
     return F.pad(x, (0, 1), value=BIAS)
@@ -142,24 +135,14 @@ def ridge_path(x: Float[Tensor, "n d"], y: Float[Tensor, "n k"], l2s: Iterable[f
         yield back @ (rotated / (values.clamp(min=0) + l2)[:, None])
 
 
-def best_l2(datasets: Mapping[str, Sequence[FewShot]]) -> dict[int, float]:
-    """Scenic's rule, for each number of shots: the one l2 with the highest mean rank over all data sets.
-
-    It is chosen on the accuracies that are then reported, that is on the test sets, so those read slightly high; a
-    fixed l2 does not. Seeds are averaged before ranking. Of equal accuracies in one data set the later l2 ranks higher,
-    and of equal mean ranks the earlier l2 wins, as scenic's argsort and argmax have it.
-    """
-    tables = {name: _table(rows) for name, rows in datasets.items()}
-    _check_same_cells(tables)
-    cells = next(iter(tables.values()))
-    return {shots: _best_by_rank(shots, tables) for shots in dict.fromkeys(shots for shots, _ in cells)}
-
-
 def summary(rows: Sequence[FewShot]) -> list[Spread]:
     """Mean and sample standard deviation over the seeds, for each number of shots and l2."""
+    by_cell: dict[tuple[int, float], list[float]] = {}
+    for row in rows:
+        by_cell.setdefault((row.shots, row.l2), []).append(row.accuracy)
     return [
         Spread(shots, l2, len(found), statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None)
-        for (shots, l2), found in _table(rows).items()
+        for (shots, l2), found in by_cell.items()
     ]
 
 
@@ -208,34 +191,6 @@ def _positive(l2: float) -> float:
     if not l2 > 0:
         raise ValueError(f"l2 is {l2}; it must be positive")
     return l2
-
-
-def _table(rows: Sequence[FewShot]) -> dict[tuple[int, float], list[float]]:
-    found: dict[tuple[int, float], list[float]] = {}
-    for row in rows:
-        found.setdefault((row.shots, row.l2), []).append(row.accuracy)
-    return found
-
-
-def _best_by_rank(shots: int, tables: Mapping[str, dict[tuple[int, float], list[float]]]) -> float:
-    l2s = [l2 for count, l2 in next(iter(tables.values())) if count == shots]
-    accuracy = torch.tensor(
-        [[statistics.fmean(table[shots, l2]) for l2 in l2s] for table in tables.values()], dtype=torch.float64
-    )
-    rank = accuracy.argsort(dim=1, stable=True).argsort(dim=1)
-    return l2s[int(rank.sum(0).argmax())]
-
-
-def _check_same_cells(tables: Mapping[str, dict[tuple[int, float], list[float]]]) -> None:
-    if not tables or not all(tables.values()):
-        raise ValueError(
-            f"rows of {len(tables)} data sets, one of them empty or none at all; ranking needs some of each"
-        )
-    first = next(iter(tables))
-    for name, table in tables.items():
-        odd = sorted(table.keys() ^ tables[first].keys())
-        if odd:
-            raise ValueError(f"{first} and {name} do not both have shots {odd[0][0]} with l2 {odd[0][1]}")
 
 
 def _check(name: str, features: Tensor, labels: Tensor, classes: int) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from adatape.config import Experiment
@@ -87,12 +87,10 @@ def _by_sets(reads: Reads) -> Reads:
 
 def taken_counts(reads: Reads, bank_size: int) -> Int[Tensor, "t c"]:
     """How many samples took each bank token, by step."""
-    return _summed(reads, torch.ones_like(reads.weight, dtype=torch.int64), bank_size)
-
-
-def taken_weights(reads: Reads, bank_size: int) -> Float[Tensor, "t c"]:
-    """The summed weight with which each bank token entered the tape, by step."""
-    return _summed(reads, reads.weight.double(), bank_size)
+    n, steps, merged = reads.taken.shape
+    place = reads.taken.where(reads.taken >= 0, bank_size).transpose(0, 1).reshape(steps, n * merged)
+    counts = torch.zeros(steps, bank_size + 1, dtype=torch.int64)  # a place more, for what is hidden
+    return counts.scatter_add(1, place, torch.ones_like(place))[:, :bank_size]
 
 
 def inputs_at(batches: Iterable[tuple[Tensor, Tensor]], places: Iterable[int]) -> dict[int, Tensor]:
@@ -143,10 +141,3 @@ def _widened(part: Reads, steps: int, merged: int) -> Reads:
     """Batches whose reading ended early have fewer steps; the rest is hidden."""
     room = (0, merged - part.taken.shape[2], 0, steps - part.taken.shape[1])
     return part._replace(taken=F.pad(part.taken, room, value=-1), weight=F.pad(part.weight, room))
-
-
-def _summed(reads: Reads, values: Tensor, bank_size: int) -> Tensor:
-    n, steps, merged = reads.taken.shape
-    sums = values.new_zeros(steps, bank_size + 1)  # a place more, for what is hidden
-    place = reads.taken.where(reads.taken >= 0, bank_size).transpose(0, 1).reshape(steps, n * merged)
-    return sums.scatter_add(1, place, values.transpose(0, 1).reshape(steps, n * merged))[:, :bank_size]

@@ -12,11 +12,17 @@ from typing import Any
 from adatape.validation import finite
 
 FIGURE_NAMES = {"accuracy": "accuracy", "mean_ap": "mean AP"}  # as tables and pictures show them
+SMALL = 0.1  # GFLOPs below which millions say more
 
 
 def main_figure(figures: Mapping[str, Any]) -> str:
     """The name of the figure that runs are compared by: mean_ap where samples have several labels, else accuracy."""
     return "accuracy" if figures.get("mean_ap") is None else "mean_ap"
+
+
+def work_unit(gflops: float) -> tuple[str, int]:
+    """The unit to show work in, and how many of it are a GFLOP: millions where billions would say little."""
+    return ("GFLOPs", 1) if gflops >= SMALL else ("MFLOPs", 1000)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from adatape.counter_rng import keys_of
 from adatape.cuda_graphs import WARM_UP_CALLS, Tensors, cuda_graphed, raised_recompile_limit
-from adatape.data.augment import augment_images
+from adatape.data.augment import augment_images, scaled
 from adatape.data.batch import Batch
-from adatape.data.loaders import scaled
 from adatape.evaluate.speed import Call, TimedModel
 from adatape.losses import class_loss
 from adatape.models.base import Adaptive

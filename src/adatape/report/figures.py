@@ -106,11 +106,9 @@ def _parity(run: Finished) -> list[Path]:
         return []
     lines = [line for line in run.lines if line.get("kind", "validation") == "validation"]
     curve = [(line["step"], line["accuracy"]) for line in lines if known(line, "accuracy")]
-    with_progress = parity_example(
-        run.model, Sequences(*(each.to(run.device) for each in held_out_set(length, TELLING)))
-    )
+    example = parity_example(run.model, Sequences(*(each.to(run.device) for each in held_out_set(length, TELLING))))
     lengths = torch.bincount(run.reads.length).tolist()
-    return [_draw_parity(run.out / "parity.png", {"adatape": curve}, lengths, *with_progress)]
+    return [_draw_parity(run.out / "parity.png", {"adatape": curve}, lengths, *example)]
 
 
 def _heatmap(run: Finished) -> list[Path]:
@@ -236,11 +234,11 @@ def draw_demo(
     return _draw_parity(path, accuracy, lengths, symbols, pairs, weights, answer)
 
 
-def _draw_parity(path: Path, curves: Mapping[Any, Points], lengths: Sequence[int], *with_progress: Any) -> Path:
+def _draw_parity(path: Path, curves: Mapping[Any, Points], lengths: Sequence[int], *example: Any) -> Path:
     figure = Figure(figsize=(11, 7.2), layout="constrained", facecolor="white")
     grid = figure.add_gridspec(2, 3, height_ratios=(1, 1.25))
     if varies := sum(count > 0 for count in lengths) > 1:
         draw_lengths(figure.add_subplot(grid[0, 2]), lengths)
     draw_curves(figure.add_subplot(grid[0, : 2 if varies else 3]), curves, "" if varies else one_length(lengths))
-    draw_reading(figure.add_subplot(grid[1, :]), *with_progress)
+    draw_reading(figure.add_subplot(grid[1, :]), *example)
     return save(figure, path, 130)

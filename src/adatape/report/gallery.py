@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from adatape.evaluate.reading import Reads
-from adatape.report.pictures.style import ALERT, FAINT, INK, picture
+from adatape.report.pictures.style import ALERT, FAINT, INK, picture, shortened
 
 COLUMNS, ROWS = 4, 3
 NUMBERED = 16  # patches along a side above which only the heaviest of a step has its number
@@ -125,7 +125,7 @@ def _number(axes: Axes, x: float, y: float, number: int, colour: tuple[float, ..
 
 
 def _caption(axes: Axes, reads: Reads, place: int, names: Sequence[str]) -> None:
-    label, answer = (_shortened(names[int(each[place])]) for each in (reads.label, reads.answer))
+    label, answer = (shortened(names[int(each[place])], 18) for each in (reads.label, reads.answer))
     right = bool(reads.right[place])
     axes.set_title(label if right else f"{label}\n→ {answer}", color=INK if right else ALERT, loc="center",
                    fontsize=11, fontweight="normal", pad=3)  # fmt: skip
@@ -133,7 +133,3 @@ def _caption(axes: Axes, reads: Reads, place: int, names: Sequence[str]) -> None
     certainty = f"{100 * float(reads.certainty[place]):.0f} %"
     below = f"{tokens}{certainty} sure" if right else f"{tokens}true class {certainty}"
     axes.text(0.5, -0.02, below, transform=axes.transAxes, ha="center", va="top", fontsize=9, color=FAINT)
-
-
-def _shortened(name: str, most: int = 18) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from adatape.config import to_dict
 from adatape.evaluate.paper_comparison import shape_of
 from adatape.evaluate.result import FIGURE_NAMES, Result, main_figure
-from adatape.report.captions import caption, rank
+from adatape.report.legend import caption, rank
 from adatape.report.runs import (
     Row,
     Run,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from adatape.evaluate.result import FIGURE_NAMES, main_figure
-from adatape.report.legend import legend
+from adatape.evaluate.result import FIGURE_NAMES, main_figure, work_unit
+from adatape.report.legend import caption, legend
 from adatape.report.table import Table
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from adatape.train.fewshot import FewShotResult
     from adatape.train.launch import Evaluated, Swept, Trained
     from adatape.train.release import Released
-
-SMALL = 0.1  # GFLOPs below which millions say more
 
 
 def _explained(
@@ -236,7 +234,7 @@ def _written(budget: Budget) -> str:
 def _budgets(rows: Sequence[dict[str, Any]], marks: Sequence[str], title: str = "", notes: Sequence[str] = ()) -> Table:
     sizes = [int(name.removeprefix("ms_batch")) for name in rows[0] if name.startswith("ms_batch")]
     main = main_figure(rows[0])
-    unit, scale = _unit(max(row["gflops_mean"] for row in rows))
+    unit, scale = work_unit(max(row["gflops_mean"] for row in rows))
     cells = [
         (
             f"{row['steps']} {mark}",
@@ -295,8 +293,6 @@ def _bench_title(found: BenchResult) -> str:
 
 
 def figures_table(found: FiguresResult) -> Table:
-    from adatape.report.captions import caption
-
     rows = [(str(path.relative_to(found.run)), caption(name)) for name, path in found.figures.items()]
     left_out = f"{found.metrics} has damaged lines, left out here: {found.damaged_lines}"
     notes = [left_out] if found.damaged_lines else []
@@ -329,14 +325,9 @@ def started_table(found: Started) -> Table:
     return _explained(columns, [row], notes=notes, words=range(4))
 
 
-def _unit(gflops: float) -> tuple[str, int]:
-    """Millions where billions would say little, and how many are a billion."""
-    return ("GFLOPs", 1) if gflops >= SMALL else ("MFLOPs", 1000)
-
-
 def _work(gflops: Sequence[float | None]) -> tuple[str, list[str]]:
     """The unit of figures that stand in one table, and the figures."""
-    unit, scale = _unit(max((value for value in gflops if value is not None), default=SMALL))
+    unit, scale = work_unit(max((value for value in gflops if value is not None), default=1.0))
     return unit, ["–" if value is None else f"{value * scale:.4g}" for value in gflops]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
@@ -32,7 +32,6 @@ from adatape.serve.service import Limits, Service
 from adatape.serve.uploads import read_form
 
 PAGE = Path(__file__).parent / "page"
-PLACEHOLDER = "<!doctype html><title>adatape</title><p>The server runs; its page is not installed."
 PATHS = (
     "/v1/classify",
     "/v1/model",
@@ -169,15 +168,8 @@ def _add_watching_paths(app: FastAPI, service: Service) -> None:
 
 def _add_page(app: FastAPI) -> set[str]:
     """Gives the page's own paths: they hold no secret, and a browser cannot send a token to open them."""
-    if (PAGE / "index.html").is_file():
-        app.mount("/", StaticFiles(directory=PAGE, html=True))
-        return {"/", *(f"/{path.relative_to(PAGE).as_posix()}" for path in PAGE.rglob("*") if path.is_file())}
-
-    @app.get("/", response_class=HTMLResponse)
-    async def page() -> str:
-        return PLACEHOLDER
-
-    return {"/"}
+    app.mount("/", StaticFiles(directory=PAGE, html=True))
+    return {"/", *(f"/{path.relative_to(PAGE).as_posix()}" for path in PAGE.rglob("*") if path.is_file())}
 
 
 def _told(service: Service, picture: Picture, answer: Answer, top: int, tape: bool) -> dict[str, Any]:

@@ -39,8 +39,8 @@ class Connections:
     turns of the loop and many more of Python's lock, and would otherwise wait for a read of the crowd at each.
     """
 
-    def __init__(self, most: int = MOST, most_of_one: int = MOST_OF_ONE) -> None:
-        self.room, self.most_of_one = Room(most), most_of_one
+    def __init__(self, most: int = MOST) -> None:
+        self.room, self.most_of_one = Room(most), MOST_OF_ONE
         self.draining = False
         self.open: set[Connection] = set()
         self._shares = Shares()

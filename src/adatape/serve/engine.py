@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from adatape.config import Budget
+from adatape.data.augment import scaled
 from adatape.evaluate.budget import apply_budget
 from adatape.evaluate.cost import cost, total
 from adatape.models.base import Adaptive
@@ -54,7 +55,8 @@ class Engine:
         if isinstance(bank, SymbolEmbed):
             bank.size = samples[0].shape[0]  # a shorter sequence is a smaller bank, and costs less
         self._set(budget)
-        output: Output = self.model(scaled(torch.stack(list(samples)).to(self.device)), output=True)
+        batch = torch.stack(list(samples)).to(self.device)
+        output: Output = self.model(scaled(batch) if batch.dtype == torch.uint8 else batch, output=True)
         logits = output.logits.float().cpu()
         ms = (time.perf_counter() - began) * 1000
         chances = logits.sigmoid() if self.sigmoid else logits.softmax(-1)
@@ -108,11 +110,6 @@ class Engine:
         while len(taken) < 3 or (len(taken) < REPEATS and time.perf_counter() - began < PATIENCE):
             taken.append(self.answers([sample], budget)[0].ms)
         return statistics.median(taken)
-
-
-def scaled(batch: Tensor) -> Tensor:
-    """Pixels as they were in training; symbols as they are."""
-    return batch.float() / 127.5 - 1 if batch.dtype == torch.uint8 else batch
 
 
 def _reads(output: Output) -> list[tuple[list[list[int]], list[list[float]]]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 from torch import Tensor
@@ -57,9 +56,3 @@ def seen(image: Image.Image, channels: int, size: int | tuple[int, int]) -> Tens
     """The centre square for a side, or the whole image, resized and padded, for height and width."""
     image = image.convert("L" if channels == 1 else "RGB")
     return center_crop_image(image, size) if isinstance(size, int) else letterboxed(image, size)
-
-
-def as_image(pixels: UInt8[Tensor, "c h w"]) -> Image.Image:
-    """What the model sees, as a picture to look at."""
-    rows = pixels.permute(1, 2, 0).numpy()
-    return Image.fromarray(rows[..., 0] if rows.shape[2] == 1 else rows)

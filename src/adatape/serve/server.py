@@ -18,6 +18,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from adatape.config import Budget
 from adatape.evaluate.device import pick_device
 from adatape.evaluate.result import Result
 from adatape.serve.app import create_app

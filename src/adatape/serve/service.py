@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from adatape.config import Budget
+from adatape.data.augment import as_image
 from adatape.serve.batcher import Batcher, Draining, Full
 from adatape.serve.bodies import Bodies
 from adatape.serve.budgets import asked_budget, within_latency
@@ -21,7 +22,7 @@ from adatape.serve.fair import Client, Turns
 from adatape.serve.gallery import Gallery, data_url
 from adatape.serve.likeness import KnownImages, Reference
 from adatape.serve.metrics import Metrics
-from adatape.serve.pictures import Picture, as_image
+from adatape.serve.pictures import Picture
 from adatape.serve.served import ServedModel
 from adatape.serve.uploads import File
 

@@ -10,11 +10,10 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -29,16 +28,15 @@ NAMED = 3  # keys named in an error message; further ones are counted
 
 
 def save(
-    folder: Path, step: int, state: dict[str, Any], facts: dict[str, Any], experiment: Experiment | None = None
+    folder: Path, step: int, state: dict[str, Tensor], facts: dict[str, Any], experiment: Experiment | None = None
 ) -> Path:
     """Writes `folder/step-…` atomically; every process of a group must call it."""
     made_by = {} if experiment is None else {"experiment": identity(experiment).to_json()}
     target = Path(folder) / f"step-{step:08d}"
     partial = target.with_name(f".{target.name}.partial")
-    tensors = _tensors(state)
     try:
         if on_rank_zero(lambda: _begin(target, partial, facts, made_by)):
-            _write(partial, tensors)
+            _write(partial, state)
             on_rank_zero(lambda: _seal(partial, target, {"step": step, "facts": facts, **made_by}))
     except BaseException as error:
         if is_rank_zero():
@@ -50,7 +48,7 @@ def save(
     return target
 
 
-def load(path: Path, state: dict[str, Any], experiment: Experiment | None = None) -> dict[str, Any]:
+def load(path: Path, state: dict[str, Tensor], experiment: Experiment | None = None) -> dict[str, Any]:
     """Fills `state` in place and returns the facts and the step; the number of processes may differ from the writer's.
 
     Every process of a group must call it. A checkpoint of another experiment, or with other shapes, is refused before
@@ -60,14 +58,12 @@ def load(path: Path, state: dict[str, Any], experiment: Experiment | None = None
     manifest = on_rank_zero(lambda: verify(path))
     if experiment is not None and "experiment" in manifest:
         check_identity(path, manifest["experiment"], experiment)
-    tensors = _tensors(state)
     reader = Reader(path, manifest["files"])
-    _check_fit(path, reader.read_metadata().state_dict_metadata, tensors)
+    _check_fit(path, reader.read_metadata().state_dict_metadata, state)
     with plain_errors():
         dcp.load(
-            tensors, storage_reader=reader, planner=LoadPlanner(flatten_state_dict=False), no_dist=not is_distributed()
+            state, storage_reader=reader, planner=LoadPlanner(flatten_state_dict=False), no_dist=not is_distributed()
         )
-    _put_back(state, tensors)
     return {**manifest["facts"], "step": manifest["step"]}
 
 
@@ -112,12 +108,7 @@ def newest_good(folder: Path, on_skip: Callable[[Path, str], None]) -> Path | No
     return on_rank_zero(look)
 
 
-def best(folder: Path, by: str = "accuracy") -> Path | None:
-    """The checkpoint whose fact `by` is highest, the newest among equals."""
-    return _best(_plausible(Path(folder)), by)
-
-
-def prune(folder: Path, keep: int = 2, best_by: str | None = "accuracy", upto: int | None = None) -> None:
+def prune(folder: Path, keep: int = 2, upto: int | None = None) -> None:
     """Keeps the newest `keep` checkpoints and the best; the first process removes the others and interrupted saves.
 
     Checkpoints beyond step `upto` are removed: a run that restarted before them found them damaged.
@@ -129,7 +120,7 @@ def prune(folder: Path, keep: int = 2, best_by: str | None = "accuracy", upto: i
     folder = Path(folder)
     # Sizes are checked so that a truncated checkpoint does not displace a good one; hashing each time costs too much.
     found = [path for path in _plausible(folder) if upto is None or _step(path) <= upto]
-    kept = {*found[-keep:], *([_best(found, best_by)] if best_by else [])}
+    kept = {*found[-keep:], _best(found)}
     for path in _step_folders(folder) if found else []:
         if path not in kept:
             _discard(path)
@@ -157,10 +148,10 @@ def _begin(target: Path, partial: Path, facts: dict[str, Any], made_by: dict[str
     return True
 
 
-def _write(partial: Path, tensors: dict[str, Tensor]) -> None:
+def _write(partial: Path, state: dict[str, Tensor]) -> None:
     planner = DefaultSavePlanner(flatten_state_dict=False)
     with plain_errors():
-        dcp.save(tensors, storage_writer=Writer(partial), planner=planner, no_dist=not is_distributed())
+        dcp.save(state, storage_writer=Writer(partial), planner=planner, no_dist=not is_distributed())
 
 
 def _seal(partial: Path, target: Path, said: dict[str, Any]) -> None:
@@ -243,8 +234,9 @@ def _has_its_sizes(path: Path) -> bool:
     return True
 
 
-def _best(paths: list[Path], by: str) -> Path | None:
-    values = [(_manifest(path)["facts"].get(by), path) for path in paths]
+def _best(paths: list[Path]) -> Path | None:
+    """The checkpoint whose fact `accuracy` is highest, the newest among equals."""
+    values = [(_manifest(path)["facts"].get("accuracy"), path) for path in paths]
     scored = [(value, path) for value, path in values if isinstance(value, int | float) and not math.isnan(value)]
     return max(scored, key=lambda pair: (pair[0], _step(pair[1])))[1] if scored else None
 
@@ -269,38 +261,6 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _leaves(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """Yields each leaf's dotted name with its dict and key."""
-    for key, value in state.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        elif isinstance(value, Tensor | bool | int | float):
-            yield f"{prefix}{key}", state, key
-        else:
-            raise ValueError(f"{prefix}{key} is a {type(value).__name__}; it must be a tensor or a number")
-
-
-def _tensors(state: dict[str, Any]) -> dict[str, Tensor]:
-    """The state by flat names, with numbers as 0-dimensional tensors, since DCP would pickle them."""
-    tensors: dict[str, Tensor] = {}
-    for name, holder, key in _leaves(state):
-        if name in tensors:
-            raise ValueError(f"{name} occurs twice in the state when its keys are joined by dots; rename one")
-        value = holder[key]
-        tensors[name] = value if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype_of(value))
-    return tensors
-
-
-def _dtype_of(number: float) -> torch.dtype:
-    return {bool: torch.bool, int: torch.int64}.get(type(number), torch.float64)
-
-
-def _put_back(state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    for name, holder, key in list(_leaves(state)):
-        if not isinstance(holder[key], Tensor):
-            holder[key] = tensors[name].item()
 
 
 def _check_fit(path: Path, saved: dict[str, Any], wanted: dict[str, Tensor]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from adatape.evaluate.budget import apply_budget
 from adatape.limits import CountOrZero, NotNegative, Share
 from adatape.models.base import Adaptive
 from adatape.reader import TapeReader
-from adatape.train.cleanup import absent_folders, removed_on_failure
 from adatape.train.files import PARTIAL, atomic_write
 from adatape.train.identity import check_identity
 from adatape.train.lock import LOCK, write_lock
@@ -66,14 +66,40 @@ def new_folder(
             yield
 
 
+def absent_folders(out: Path) -> list[Path]:
+    """The folder and those above it that do not exist yet, innermost first."""
+    return [each for each in (out, *out.parents) if not each.exists()]
+
+
+@contextmanager
+def removed_on_failure(out: Path, absent: list[Path], unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """On an exception, empties `out` and removes the `absent` folders, unless `unless()`."""
+    try:
+        yield
+    except BaseException:
+        if not unless():
+            _remove(out, absent)
+        raise
+
+
+def _remove(out: Path, absent: list[Path]) -> None:
+    for each in list(out.iterdir()) if out.is_dir() else []:
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each, ignore_errors=True)
+        else:
+            each.unlink(missing_ok=True)
+    for folder in absent:
+        with suppress(OSError):  # not empty: another process has written there
+            folder.rmdir()
+
+
 def prepare(out: Path, experiment: Experiment, device: str) -> None:
     """Creates the folder with config.json and env.json; refuses a folder that is not empty."""
     check_free(out)
-    with removed_on_failure(out, absent_folders(out)):
-        out.mkdir(parents=True, exist_ok=True)
-        # A budget belongs to trained weights, so a replay does not start with it.
-        write(out / "config.json", to_dict(with_budget(experiment, None)))
-        write(out / "env.json", environment(device))
+    out.mkdir(parents=True, exist_ok=True)
+    # A budget belongs to trained weights, so a replay does not start with it.
+    write(out / "config.json", to_dict(with_budget(experiment, None)))
+    write(out / "env.json", environment(device))
 
 
 def check_free(out: Path) -> None:
@@ -207,6 +233,9 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
+    """Of the package's own source; None where it lies in no repository, or git is not installed."""
+    if shutil.which("git") is None:
+        return None
     here = Path(__file__).parent
     asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
     return asked.stdout.strip() or None

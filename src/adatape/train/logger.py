@@ -70,11 +70,6 @@ def read_metrics(path: Path) -> Metrics:
     return Metrics(lines, damaged)
 
 
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The undamaged lines of a metrics file."""
-    return read_metrics(path).lines
-
-
 def _line(text: bytes) -> dict[str, Any] | None:
     """The parsed line if it is an object with a step and finite figures, else None."""
     try:

@@ -92,10 +92,12 @@ class Stepper:
     def zero_grad(self) -> None:
         self.adamw.zero_grad(set_to_none=True)
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """Optimizer state and average as tensors named `parameter.kind`, to save or load in place."""
-        moments = {f"{name}.{kind}": v for name, p in self.named.items() for kind, v in self.adamw.state[p].items()}
-        return {"optimizer": moments, "average": dict(self.average)}
+    def state(self) -> dict[str, Tensor]:
+        """Moments and average by name, to save or load in place."""
+        moments = {
+            f"optimizer.{name}.{kind}": v for name, p in self.named.items() for kind, v in self.adamw.state[p].items()
+        }
+        return moments | {f"average.{name}": value for name, value in self.average.items()}
 
 
 def _decay_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[Shard]:
-    """Joins torchrun's process group, if there is one, and leaves it at the end; yields this process's Part."""
+    """Joins torchrun's process group, if there is one, and leaves it at the end; yields this process's Shard."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 or dist.is_initialized():
         yield this_shard()

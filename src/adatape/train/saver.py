@@ -13,7 +13,7 @@ from adatape.config import Experiment
 from adatape.train.checkpoint import prune, save
 from adatape.train.parallel import on_rank_zero
 
-State = dict[str, dict[str, Tensor]]
+State = dict[str, Tensor]
 
 
 class Saver:
@@ -47,10 +47,8 @@ class Saver:
 
     def _copy(self, state: State) -> None:
         """Copies into pinned memory, which is kept, since allocating it takes longer than filling it."""
-        for group, tensors in state.items():
-            mine = self.copied.setdefault(group, {})
-            for name, value in tensors.items():
-                if name not in mine:
-                    mine[name] = torch.empty_like(value, device="cpu", pin_memory=True)
-                mine[name].copy_(value.detach(), non_blocking=True)
+        for name, value in state.items():
+            if name not in self.copied:
+                self.copied[name] = torch.empty_like(value, device="cpu", pin_memory=True)
+            self.copied[name].copy_(value.detach(), non_blocking=True)
         torch.cuda.synchronize()

@@ -1,11 +1,10 @@
-"""Builds experiments from text: combinations of field values, single settings, or a short description of a run."""
+"""Builds experiments from text: combinations of field values, or single settings."""
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from adatape.config import Experiment, from_dict, to_dict
 from adatape.dropped import refuse_renamed
@@ -49,28 +48,6 @@ def with_settings(experiment: Experiment, settings: Sequence[str]) -> Experiment
         if not (name and value):
             raise ValueError(f"set is {text!r}; it must be field=value")
     return with_fields(experiment, {name: value_of(value) for name, _, value in pairs})
-
-
-class ParsedRun(NamedTuple):
-    """A run described by text: a system, then arguments of a recipe and fields of its experiment as name=value."""
-
-    system: str
-    keywords: dict[str, Any]
-    fields: dict[str, Any]
-
-
-def parse_run(recipe: Callable[..., Experiment], text: str) -> ParsedRun:
-    """Parses the text; names in the recipe's signature are its arguments, others are fields."""
-    system, *words = text.split()
-    values = {name: value_of(value) for name, _, value in (word.partition("=") for word in words)}
-    taken = inspect.signature(recipe).parameters
-    keywords = {name: value for name, value in values.items() if name in taken}
-    return ParsedRun(system, keywords, {name: value for name, value in values.items() if name not in taken})
-
-
-def experiment_of(recipe: Callable[..., Experiment], text: str, **given: Any) -> Experiment:
-    system, keywords, fields = parse_run(recipe, text)
-    return with_fields(recipe(system=system, **given, **keywords), fields)
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:

@@ -112,9 +112,10 @@ class Trainer:
         self.step = facts["step"]
         return facts
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Tensor]:
         """References to all tensors that are not functions of seed and step."""
-        return {"model": self.model.state_dict(), **self.stepper.state(), "skipped": {"row": self.stepper.skipped}}
+        weights = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        return {**weights, **self.stepper.state(), "skipped.row": self.stepper.skipped}
 
     @torch.no_grad()
     def _fill(self, values: dict[str, Tensor]) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from adatape.config import Experiment, ImageModel, UntrustedImageModel
 from adatape.data_config import Images, UntrustedImages
@@ -19,9 +18,9 @@ def untrusted(experiment: Experiment, said: Collection[str] = ()) -> Experiment:
     """
     data, model = experiment.data, experiment.model
     if isinstance(data, Images) and not _covers(said, "data.path" if data.source == "shards" else "data.download"):
-        data = UntrustedImages(**_fields(data))
+        data = UntrustedImages(**vars(data))
     if isinstance(model, ImageModel) and not _covers(said, "model.pretrained"):
-        model = UntrustedImageModel(**_fields(model))
+        model = UntrustedImageModel(**vars(model))
     return dataclasses.replace(experiment, data=data, model=model)
 
 
@@ -40,7 +39,3 @@ def check_links(folder: Path) -> None:
 
 def _covers(said: Collection[str], field: str) -> bool:
     return any(field == name or field.startswith(f"{name}.") for name in said)
-
-
-def _fields(record: Images | ImageModel) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}

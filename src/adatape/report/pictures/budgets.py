@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from adatape.evaluate.result import FIGURE_NAMES, main_figure
+from adatape.evaluate.result import FIGURE_NAMES, main_figure, work_unit
 from adatape.report.pictures.style import GREEN, INK, picture, tidy
 
 COSTS = {
@@ -20,7 +20,6 @@ COSTS = {
 }
 SHOWN = 2
 NEAR = 0.06  # of the axis
-SMALL = 0.1  # GFLOPs below which millions say more
 
 
 def draw_budgets(path: Path, rows: list[dict[str, Any]]) -> Path | None:
@@ -43,9 +42,10 @@ def draw_budgets(path: Path, rows: list[dict[str, Any]]) -> Path | None:
 
 def _draw(axes: Axes, rows: list[dict[str, Any]], name: str) -> None:
     label = COSTS[name]
-    if name.startswith("gflops") and rows[-1][name] < SMALL:
-        rows = [{**row, name: 1000 * row[name]} for row in rows]
-        label = label.replace("GFLOPs", "MFLOPs")
+    if name.startswith("gflops"):
+        unit, scale = work_unit(rows[-1][name])
+        rows = [{**row, name: scale * row[name]} for row in rows]
+        label = label.replace("GFLOPs", unit)
     cost, quality = [row[name] for row in rows], [100 * row[main_figure(row)] for row in rows]
     errors = [_error(row) for row in rows]
     axes.errorbar(cost, quality, errors, color=GREEN, linewidth=2, elinewidth=1, marker="o", markersize=6)

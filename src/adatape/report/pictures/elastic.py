@@ -16,11 +16,11 @@ from torch import Tensor
 
 from adatape.data.loaders import Labelled
 from adatape.evaluate.budget import Point, Rows
-from adatape.evaluate.result import FIGURE_NAMES, main_figure
+from adatape.evaluate.reading import inputs_at
+from adatape.evaluate.result import FIGURE_NAMES, main_figure, work_unit
 from adatape.report.pictures.style import ALERT, BLUE, GREEN, INK, ORANGE, picture, tidy
 
 NEAR = 0.1  # of an axis, within which labels would lie on each other
-SMALL = 0.1  # GFLOPs below which millions say more
 # Of a legend: on the axes, where nothing is drawn.
 ABOVE: dict[str, Any] = {
     "frameon": False,
@@ -44,21 +44,12 @@ def examples_of(rows: Rows, batches: Iterable[Labelled]) -> tuple[list[Example],
     order = sorted(range(len(rows.label)), key=lambda n: _hardness(rows, n))
     easy = [n for n in order[:SHOWN] if rows.right[n]]
     hard = [n for n in reversed(order[-SHOWN:]) if n not in easy]
-    wanted = _picked(batches, {*easy, *hard})
+    wanted = inputs_at(batches, {*easy, *hard})
     return [_example(rows, n, wanted[n]) for n in easy], [_example(rows, n, wanted[n]) for n in hard]
 
 
 def _hardness(rows: Rows, n: int) -> tuple[bool, int, float]:
     return (not bool(rows.right[n]), int(rows.length[n]), -float(rows.confidence[n]))
-
-
-def _picked(batches: Iterable[Labelled], wanted: set[int]) -> dict[int, Tensor]:
-    found: dict[int, Tensor] = {}
-    start = 0
-    for x, _ in batches:
-        found |= {n: x[n - start].cpu() for n in wanted if start <= n < start + x.shape[0]}
-        start += x.shape[0]
-    return found
 
 
 def _example(rows: Rows, n: int, x: Tensor) -> Example:
@@ -83,9 +74,9 @@ def draw_elastic(
         top = cells[0].subgridspec(1, 2)
         left = figure.add_subplot(top[0])
         errors = [accuracy_error(each, len(usual.right)) for each in points]
-        work_unit, scale = ("MFLOPs", 1e3) if max(each.gflops_mean for each in points) < SMALL else ("GFLOPs", 1)
+        work_name, scale = work_unit(max(each.gflops_mean for each in points))
         work = {"": [scale * each.gflops_mean for each in points]}
-        _draw_curve(left, points, work, errors, f"{work_unit}, mean; numbers: budgets")
+        _draw_curve(left, points, work, errors, f"{work_name}, mean; numbers: budgets")
         name = FIGURE_NAMES[main_figure(points[0]._asdict())] + (" ± error" if any(errors) else "")
         left.set(title="One model at several budgets", ylabel=f"{name} (%)")
         times = {

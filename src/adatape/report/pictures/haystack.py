@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adatape.data.augment import scaled
 from adatape.data.haystack import MOST_DIGITS, Haystack
-from adatape.data.loaders import scaled
 from adatape.models.base import Adaptive
 from adatape.report.pictures.style import ALERT, INK, picture
 from adatape.report.pictures.tape import draw_tape, read

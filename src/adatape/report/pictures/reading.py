@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from adatape.report.pictures.style import ALERT, FAINT, GREEN, HEAT, INK, WIDTH, picture, tidy
+from adatape.report.pictures.style import ALERT, FAINT, GREEN, HEAT, INK, WIDTH, picture, shortened, tidy
 
 MOST_STEPS, MOST_CLASSES, MOST_MARKED, MOST_WRITTEN = 6, 16, 200, 12
 FEW_DECADES = 300  # up to this ratio an axis has room for 2 and 5 between powers of ten
@@ -104,7 +104,7 @@ def draw_lengths_by_class(
     with picture(path, 1.4 + 0.34 * len(order)) as figure:
         axes = figure.subplots()
         axes.imshow(table, cmap=HEAT, vmin=0, vmax=100, aspect="auto")
-        axes.set_yticks(range(len(order)), [_shortened(names[c]) for c in order])
+        axes.set_yticks(range(len(order)), [shortened(names[c], 22) for c in order])
         axes.set_xticks(range(len(span)), [str(length) for length in span])
         if len(span) <= MOST_WRITTEN:
             _write_cells(axes, table)
@@ -145,10 +145,6 @@ def _shares(lengths: np.ndarray, span: np.ndarray) -> Float[np.ndarray, "s"]:
 
 def _span(lengths: np.ndarray) -> Int[np.ndarray, "s"]:
     return np.arange(lengths.max() + 1)
-
-
-def _shortened(name: str, most: int = 22) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def _bare(axes: Axes) -> None:

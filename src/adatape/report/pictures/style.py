@@ -17,7 +17,6 @@ from adatape.train.files import atomic_write
 
 INK, FAINT, ALERT = "#30343B", "#8B9099", "#C8382E"
 GREEN, PURPLE, ORANGE, BLUE = "#1B7F5C", "#8A5FBF", "#F2A93B", "#4C78A8"
-PALE = "#DDEBE5"
 HEAT = LinearSegmentedColormap.from_list("heat", ["#F7F8F7", "#A9D3BF", GREEN, "#0B3B2B"])
 WIDTH, DPI = 7.5, 160  # 1,200 pixels; type of 11 points is 18 pixels high where it is shown 900 wide
 TYPE: dict[str, Any] = {
@@ -57,6 +56,10 @@ def tidy(axes: Axes, grid: str | None = "y") -> None:
     axes.set_axisbelow(True)
     if grid:
         axes.grid(axis=grid, alpha=0.25)  # type: ignore[arg-type]
+
+
+def shortened(name: str, most: int) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def name_line(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
