@@ -27,6 +27,7 @@ from adatape.recipes.parity import parity_small
 from adatape.report import demo
 from adatape.report.pictures.haystack import LOOKED_AT, typical
 from adatape.report.pictures.tape import read
+from adatape.train.folder import environment
 from adatape.train.sweep import combinations, with_settings
 from adatape.train.task import build_for
 from adatape.validation import call_checked
@@ -84,6 +85,11 @@ def test_a_run_folder_replays_to_the_same_weights(here: Path, capsys: pytest.Cap
     assert last_json(capsys)["accuracy"] == first["accuracy"]
     cli.main([*["eval", "runs/a", "--length", "16", "--device", "cpu", "--json"]])
     assert last_json(capsys)["length_mean"] == pytest.approx(8, abs=1)
+
+
+def test_a_run_records_no_commit_where_git_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert environment("cpu")["commit"] is None
 
 
 def test_a_sweep_runs_every_combination(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

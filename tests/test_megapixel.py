@@ -13,10 +13,12 @@ import pytest
 import torch
 from scripts import script
 
+from adatape.data import sets
 from adatape.data.batch import Shard
 from adatape.data.megapixel import DIGIT, draw_stamps, line_patterns, render
 from adatape.data.sets import open_set
 from adatape.data_config import Megapixel
+from adatape.evaluate.reading import spread_batches
 from adatape.recipes.megapixel import megapixel
 from adatape.train.trainer import Trainer
 
@@ -58,6 +60,14 @@ def test_a_canvas_does_not_depend_on_how_many_there_are_nor_on_the_batch(mnist: 
         assert torch.equal(labels[:30], label)
     assert not torch.equal(canvases(mnist, seed=1)[0], x)
     assert not torch.equal(canvases(mnist, "validation")[0], x[:9])
+
+
+def test_pictures_look_at_no_more_canvases_at_once_than_scoring(mnist: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sets, "EVAL_PIXELS", 2 * SIDE**2)
+    experiment = dataclasses.replace(megapixel(mnist, side=SIDE), data=config(mnist))
+    sizes = [len(x) for x, _ in spread_batches(experiment, 5, CPU)]
+    assert sum(sizes) == 5
+    assert max(sizes) == 2
 
 
 def test_training_batches_show_the_canvases_of_the_set(mnist: str) -> None:

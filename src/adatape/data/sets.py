@@ -151,11 +151,6 @@ class SceneImages(LabelledSet):
     def samples(self) -> int:
         return len(self.images)
 
-    def evaluation_batches(
-        self, batch: int, shard: Shard, device: torch.device, workers: int = 0, chunks_of: Chunks = even_chunks
-    ) -> Iterator[Labelled]:
-        return super().evaluation_batches(min(batch, self.eval_batch), shard, device, workers, chunks_of)
-
     def training_loader(self, batch: int, seed: int, shard: Shard, device: torch.device, workers: int = 0) -> Loader:
         order = Order(len(self.images), batch, seed)
         return SceneLoader(self.images, self.config, order, shard, device, min(workers, os.cpu_count() or 1))

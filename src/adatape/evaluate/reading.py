@@ -58,7 +58,7 @@ def spread_batches(experiment: Experiment, samples: int, device: torch.device) -
     if samples < 1:
         raise ValueError(f"samples is {samples}; it must be at least 1")
     test = open_set(experiment.data, "test").evenly_spaced(samples)
-    return test.evaluation_batches(AT_ONCE, Shard(), device, min(experiment.engine.workers, 2))
+    return test.evaluation_batches(min(AT_ONCE, test.eval_batch), Shard(), device, min(experiment.engine.workers, 2))
 
 
 @torch.no_grad()
