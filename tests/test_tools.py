@@ -33,6 +33,7 @@ import adatape.models
 from adatape.banks import Bank, PatchView
 from adatape.evaluate.cost import cost, total
 from adatape.models import AdaTape
+from adatape.models.rescale import Rescale
 from adatape.reader import TapeReader
 from adatape.records import Output
 from adatape.train.release import release
@@ -268,6 +269,34 @@ def test_other_kinds_of_wrapped_vits_are_the_same_when_timm_loads_them(kind: str
     assert torch.equal(timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()(images()), model(images()))
 
 
+@pytest.mark.parametrize("kind", ["AugReg", "MAE, mean of patches and a norm", "DeiT, distilled", "EVA-02", "DINOv3"])
+@torch.no_grad()
+def test_timm_loads_a_wrapped_vit_for_other_images_as_it_loads_a_vit(kind: str, tmp_path: Path) -> None:
+    """As timm's train.py with --img-size or --in-chans: positions are resampled, and channels summed."""
+    name, options = VITS[kind]
+    model = adatape.wrap(timm.create_model(name, **{**VIT, **options}).eval(), **READS)
+    nn.init.constant_(model.gate.open, 0.1)  # type: ignore[union-attr]
+    timm.models.save_for_hf(model, str(tmp_path), **adatape.hub_settings(model), safe_serialization=True)
+    grey = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, in_chans=1).eval()
+    x = images()[:, :1]
+    torch.testing.assert_close(grey(x), model(x.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-5)
+    larger = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, img_size=48).eval()
+    model.set_input_size(48)
+    assert torch.equal(larger(images(2, 48)), model(images(2, 48)))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+@torch.no_grad()
+def test_a_wrapped_vit_of_other_channels_saved_by_timm_is_the_same_when_loaded(channels: int, tmp_path: Path) -> None:
+    """Also once it is saved again: timm would convert or draw anew a first layer of other than 3 channels."""
+    x, model = torch.randn(2, channels, 32, 32), wrapped(in_chans=channels)
+    logits = model(x)
+    for folder in (tmp_path / "once", tmp_path / "again"):
+        timm.models.save_for_hf(model, str(folder), **adatape.hub_settings(model), safe_serialization=True)
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        assert torch.equal(model(x), logits)
+
+
 @torch.no_grad()
 def test_a_reader_of_windows_saved_by_timm_is_the_same_when_loaded(tmp_path: Path) -> None:
     vit = timm.create_model("vit_tiny_patch16_224", **{**VIT, "depth": 2})
@@ -305,6 +334,12 @@ def test_what_timm_could_not_build_again_is_refused_when_saving(tmp_path: Path) 
     changed.vit.blocks[1].mlp.act = nn.ReLU()
     with pytest.raises(ValueError, match=r"the ViT is not vit_tiny_patch16_224.* instead of .*GELU"):
         adatape.hub_settings(changed)
+    scaled = wrapped()
+    scaled.rescale = Rescale((0.4,) * 3, (0.2,) * 3)
+    with pytest.raises(
+        ValueError, match=r"a run that scales images itself, which timm would not; use `adatape release`"
+    ):
+        adatape.hub_settings(scaled)
     turned = timm.create_model("eva02_tiny_patch14_224", **VIT, rope_temperature=100.0)
     with pytest.raises(ValueError, match=r"rope\.temperature 100\.0 instead of rope\.temperature 10000\.0"):
         adatape.hub_settings(adatape.wrap(turned, **READS))

@@ -32,6 +32,8 @@ def hub_settings(model: Adaptive) -> dict[str, Any]:
 
     They do not hold a budget; the number of classes is written by timm, and read by transformers, outside model_args.
     """
+    if model.rescale is not None:
+        raise ValueError("the model is of a run that scales images itself, which timm would not; use `adatape release`")
     return {"model_config": {"architecture": "adatape"}, "model_args": _options(model)}
 
 
