@@ -14,6 +14,7 @@ import math
 import operator
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -82,7 +83,7 @@ class TapeReader(nn.Module):
             self.check_bank(bank_size, steps)
         if threshold is None:
             threshold = self.reading.threshold * steps / self.reading.steps
-        elif not threshold > 0:
+        elif not (threshold := threshold_number(threshold)) > 0:
             raise ValueError(f"threshold is {threshold}; it must be positive")
         else:
             _warn_beyond("threshold", threshold, self.reading.threshold)
@@ -228,11 +229,18 @@ def _flops(query: Sequence[int], keys: Sequence[int], _taken: object, steps: int
 
 
 def whole_steps(steps: int) -> int:
-    """`steps` of a budget as an int; refuses fractions."""
-    try:
-        return operator.index(steps)
-    except TypeError:
-        raise ValueError(f"steps is {steps}; it must be a whole number") from None
+    """`steps` of a budget as an int; refuses fractions, True and False."""
+    if not isinstance(steps, bool) and hasattr(steps, "__index__"):
+        with suppress(TypeError):  # of a tensor that is no whole number
+            return operator.index(steps)
+    raise ValueError(f"steps is {steps!r}; it must be a whole number")
+
+
+def threshold_number(threshold: float) -> float:
+    """`threshold` of a budget as a float; refuses what is no number."""
+    if isinstance(threshold, bool) or not hasattr(threshold, "__float__"):
+        raise ValueError(f"threshold is {threshold!r}; it must be a number")
+    return float(threshold)
 
 
 def _noise(like: Float[Tensor, "b d"], key: Int[Tensor, "b"] | None) -> Float[Tensor, "b d"]:
