@@ -435,6 +435,13 @@ def test_the_registered_name_is_wrap_of_the_backbone() -> None:
     assert clip.pretrained_cfg["classifier"] == "vit.head"
 
 
+def test_both_heads_of_a_released_distilled_vit_are_new_for_other_classes(tmp_path: Path) -> None:
+    name = "deit_tiny_distilled_patch16_224"
+    release(wrapped(pretrained(name)), "adatape", {"backbone": name, **SMALL, **READS}, tmp_path / "out", **SAID)
+    other = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True, num_classes=7)
+    assert other.vit.head.out_features == other.vit.head_dist.out_features == 7
+
+
 @pytest.mark.parametrize("tape_ffn", ["append", "append+blocks"])
 def test_behind_gates_every_parameter_has_a_gradient(tape_ffn: str) -> None:
     """DDP waits for every gradient."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from timm.models.eva import Eva
@@ -47,9 +47,13 @@ def wrapped_settings(vit: Any, image: tuple[int, int]) -> dict[str, Any]:
     """A ViT's `pretrained_cfg` as that of its wrapper: other names of layers, and no source of weights."""
     sources = {"url", "file", "hf_hub_id", "hf_hub_filename", "source", "state_dict", "custom_load", "tag"}
     kept = {key: value for key, value in vit.pretrained_cfg.items() if key not in sources}
-    layers = {key: _prefixed(kept[key]) for key in ("first_conv", "classifier") if kept.get(key)}
     shape = {"input_size": (vit.in_chans, *image), "num_classes": vit.num_classes}
-    return {**kept, **layers, **shape, "architecture": "adatape"}
+    return {**kept, **wrapped_layers(kept), **shape, "architecture": "adatape"}
+
+
+def wrapped_layers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Which layers of a wrapper are the first and the last, from a ViT's `pretrained_cfg`; a distilled ViT has two."""
+    return {key: _prefixed(settings[key]) for key in ("first_conv", "classifier") if settings.get(key)}
 
 
 def _prefixed(names: str | Sequence[str]) -> str | tuple[str, ...]:
