@@ -409,6 +409,27 @@ def test_lora_with_the_tapes_modules_trains_gates_and_keeps_the_budget(tmp_path:
     torch.testing.assert_close(merged(images()), tuned(images()), rtol=1e-4, atol=1e-4)
 
 
+def test_an_adapter_that_attention_reads_past_is_warned_of_and_works_by_the_line_that_is_named() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    name, options = VITS["EVA-02"]
+    model = adatape.wrap(timm.create_model(name, **{**VIT, **options}), **READS)
+    settings = LoraConfig(target_modules=["qkv"], modules_to_save=adatape.tape_modules(model))
+    tuned = get_peft_model(model, settings)
+    with pytest.warns(UserWarning, match=r"vit.blocks.0.attn reads the weight of its qkv, .*qkv_bias_separate = True"):
+        tuned.train()
+    for block in model.vit.blocks:
+        block.attn.qkv_bias_separate = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tuned.train()
+    F.cross_entropy(tuned(images()), torch.arange(4)).backward()
+    added = [parameter.grad for name, parameter in tuned.named_parameters() if "lora_B" in name]
+    assert len(added) == 3
+    assert all(grad is not None and grad.any() for grad in added)
+    assert name in adatape.hub_settings(tuned.merge_and_unload())["model_args"]["backbone"]
+
+
 def test_gates_left_frozen_by_an_adapter_are_warned_of() -> None:
     from peft import LoraConfig, get_peft_model
 

@@ -24,7 +24,7 @@ from adatape.macs import (
     parameter_count,
     total,
 )
-from adatape.models.adapters import warn_of_frozen_gate
+from adatape.models.adapters import warn_of_adapters
 from adatape.models.backbone import ViT
 from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, Size, ignore_block, macs_by_count
 from adatape.models.execution import BlocksInput, run_buckets, run_packed, run_padded
@@ -130,7 +130,7 @@ class AdaTape(Adaptive):
 
     def train(self, mode: bool = True) -> AdaTape:
         if mode:
-            warn_of_frozen_gate(self, self.gate)
+            warn_of_adapters(self, self.gate)
         return super().train(mode)
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:

@@ -21,7 +21,15 @@ from adatape.models.join import head_count
 from adatape.models.windows import WindowTape
 
 DRAWN_COORDINATES = ("shift_coords", "jitter_coords", "rescale_coords")  # of a rotary embedding in training
-NO_OUTPUT = ("training", "drop", "init", "fused", "grad_checkpointing", "inplace")  # parts of attributes' names
+NO_OUTPUT = (
+    "training",
+    "drop",
+    "init",
+    "fused",
+    "grad_checkpointing",
+    "inplace",
+    "qkv_bias_separate",
+)  # parts of attributes' names
 
 
 def hub_settings(model: Adaptive) -> dict[str, Any]:
