@@ -145,6 +145,7 @@ def test_plain_is_the_vit_itself(kind: str) -> None:
     name, options = VITS[kind]
     vit, x = pretrained(name, **options), images()
     assert torch.equal(Plain(vit)(x), vit(x))
+    assert cost(Plain(vit)) == cost(vit)
 
 
 @pytest.mark.parametrize("kind", NEW)
