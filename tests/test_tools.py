@@ -108,12 +108,12 @@ def test_features_only_takes_any_out_indices(family: str) -> None:
 def test_pruned_features_are_those_of_the_whole_model() -> None:
     whole, x = wrapped(depth=5), images()
     wanted = whole.forward_intermediates(x, [1, 3], intermediates_only=True)
-    pruned = wrapped(depth=5)
+    pruned = wrapped(depth=5).requires_grad_(False)
     assert pruned.prune_intermediate_layers([1, 3]) == [1, 3]
     assert len(pruned.blocks) == 4
     for mine, theirs in zip(pruned.forward_intermediates(x, [1, 3], intermediates_only=True), wanted, strict=True):
         assert torch.equal(mine, theirs)
-    sum(grid.sum() for grid in pruned.forward_intermediates(x, [3], intermediates_only=True))
+    assert not any(parameter.requires_grad for parameter in pruned.parameters()), "what was frozen stays frozen"
 
 
 @torch.no_grad()
@@ -283,6 +283,21 @@ def test_timm_loads_a_wrapped_vit_for_other_images_as_it_loads_a_vit(kind: str, 
     larger = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, img_size=48).eval()
     model.set_input_size(48)
     assert torch.equal(larger(images(2, 48)), model(images(2, 48)))
+
+
+@pytest.mark.parametrize("pool", ["avg", "max", "token"])
+@pytest.mark.parametrize("kind", ["AugReg", "CLIP", "EVA-02", "DINOv3", "SigLIP, attention pooling"])
+@torch.no_grad()
+def test_a_wrapped_vit_whose_pooling_was_changed_is_the_same_when_timm_loads_it(
+    kind: str, pool: str, tmp_path: Path
+) -> None:
+    """The tape is still read for the query that it was built with."""
+    name, options = VITS[kind]
+    model = adatape.wrap(timm.create_model(name, **{**VIT, **options}).eval(), **READS)
+    model.reset_classifier(7, "avg" if model.vit.cls_token is None else pool)
+    nn.init.constant_(model.gate.open, 0.1)  # type: ignore[union-attr]
+    timm.models.save_for_hf(model, str(tmp_path), **adatape.hub_settings(model), safe_serialization=True)
+    assert torch.equal(timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()(images()), model(images()))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4])

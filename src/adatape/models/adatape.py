@@ -192,7 +192,7 @@ class AdaTape(Adaptive):
     def prune_intermediate_layers(self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True) -> Any:
         taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)
         if self.gate is not None:
-            self.gate.open = nn.Parameter(self.gate.open[: max(0, len(self.vit.blocks) - self.join.layer)].detach())
+            self.gate.keep(max(0, len(self.vit.blocks) - self.join.layer))
         return taken
 
     def no_weight_decay(self) -> set[str]:
