@@ -21,7 +21,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-from adatape.atr import Choose, at_least_float32, highest, ponder_of, read_tape, weighted_sum, without_autocast
+from adatape.atr import (
+    PONDER,
+    UPDATE,
+    Choose,
+    at_least_float32,
+    highest,
+    ponder_of,
+    read_tape,
+    weighted_sum,
+    without_autocast,
+)
 from adatape.banks import BankView, normed
 from adatape.config import Choice, ReaderConfig
 from adatape.counter_rng import keys_of, normal, uniform
@@ -83,9 +93,10 @@ class TapeReader(nn.Module):
             self.check_bank(bank_size, steps)
         if threshold is None:
             threshold = self.reading.threshold * steps / self.reading.steps
-        elif not (threshold := threshold_number(threshold)) > 0:
+        elif not threshold_number(threshold) > 0:
             raise ValueError(f"threshold is {threshold}; it must be positive")
         else:
+            threshold = float(threshold)
             _warn_beyond("threshold", threshold, self.reading.threshold)
         _warn_beyond("steps", steps, self.reading.steps)
         self.steps, self.threshold = steps, threshold
@@ -273,9 +284,16 @@ def _check_config(reading: ReaderConfig, width: int) -> None:
             raise ValueError(f"{name} is {whole}; it must be a whole number")
     if not 0 < reading.query_width <= width:
         raise ValueError(f"query_width is {reading.query_width}; it must be between 1 and the model's width {width}")
-    if reading.choose not in CHOICES:
-        raise ValueError(f"choose is {reading.choose!r}; it must be one of {', '.join(CHOICES)}")
-    for name, value in (("steps", reading.steps), ("threshold", reading.threshold), ("merge", reading.merged)):
+    for name, known in (("choose", CHOICES), ("update", UPDATE), ("ponder", PONDER)):
+        if getattr(reading, name) not in known:
+            raise ValueError(f"{name} is {getattr(reading, name)!r}; it must be one of {', '.join(known)}")
+    for name, value in (
+        ("steps", reading.steps),
+        ("threshold", reading.threshold),
+        ("merge", reading.merged),
+        ("norm_scale", reading.norm_scale),
+        ("temperature", 1.0 if reading.temperature is None else reading.temperature),
+    ):
         if not value > 0:
             raise ValueError(f"{name} is {value}; it must be positive")
     if not 0 <= reading.bank_dropout < 1 or reading.query_noise < 0:
