@@ -145,6 +145,7 @@ def test_plain_is_the_vit_itself(kind: str) -> None:
     name, options = VITS[kind]
     vit, x = pretrained(name, **options), images()
     assert torch.equal(Plain(vit)(x), vit(x))
+    assert cost(Plain(vit)) == cost(vit)
 
 
 @pytest.mark.parametrize("kind", NEW)
@@ -273,14 +274,24 @@ def test_a_wrapper_says_the_vits_data_configuration(name: str) -> None:
     assert vit.pretrained_cfg["classifier"] == "head"
 
 
-@pytest.mark.parametrize("steps", [2.5, "3", 17])
+@pytest.mark.parametrize("steps", [2.5, "3", 17, True, float("nan"), torch.tensor(2.5)])
 def test_a_budget_that_cannot_be_given_is_refused_at_once(steps: Any) -> None:
     model = wrapped(**{**READS, "patch": 4})  # a bank of 64, of which 4 are merged
     before = model.budget()
     with pytest.raises(
-        ValueError, match=f"steps is {steps}; it (must be a whole number|needs 68 bank tokens, and .* 64)"
+        ValueError,
+        match=rf"steps is {re.escape(repr(steps))}; it (must be a whole number|needs 68 bank tokens, and .* 64)",
     ):
         model.set_budget(steps)
+    assert model.budget() == before
+
+
+@pytest.mark.parametrize("threshold", ["1", True, float("nan"), 0.0])
+def test_a_threshold_that_is_no_positive_number_is_refused_at_once(threshold: Any) -> None:
+    model = wrapped()
+    before = model.budget()
+    with pytest.raises(ValueError, match=rf"threshold is {threshold!r}; it must be (a number|positive)"):
+        model.set_budget(threshold=threshold)
     assert model.budget() == before
 
 

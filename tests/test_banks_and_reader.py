@@ -34,7 +34,7 @@ def test_the_learned_bank_is_the_same_for_every_image() -> None:
     [
         (lambda: InputBank(16, patch=5, image=8), "bank patch is 5; it must divide the image size 8 × 8"),
         (lambda: InputBank(16, patch=0, image=8), "bank patch is 0"),
-        (lambda: LearnedBank(0, 8), "bank_size is 0; it must be at least 1"),
+        (lambda: LearnedBank(0, 8), "bank_size is 0; it must be a whole number of at least 1"),
         (lambda: TapeReader(8, SMALL, bank_size=5), "bank has 5 tokens; steps × merge needs 6"),
         (lambda: TapeReader(4, SMALL, bank_size=50), "query_width is 8; .* the model's width 4"),
         (lambda: TapeReader(8, dataclasses.replace(SMALL, steps=0), 9), "steps is 0; it must be positive"),

@@ -42,6 +42,8 @@ MODELS = {
     "input": ImageModel(TINY, {**TAPE, "tape_ffn": "append+blocks"}),
     "learn": ImageModel(TINY, {**TAPE, "bank": "learn"}),
     "wrapped": ImageModel("vit_tiny_patch16_224", {**VIT, "reg_tokens": 1}, wrap={"patch": 4, **READING}),
+    "rotating": ImageModel("eva02_tiny_patch14_224", VIT, wrap={"patch": 4, **READING}),
+    "rotating, mixed": ImageModel("vit_small_patch16_rope_mixed_224", VIT, wrap={"patch": 4, **READING}),
     "plain": ImageModel("plainvit_tiny_patch16_224", VIT),
     "parity": SequenceModel(width=32, depth=2, heads=2, reading=ReaderConfig(**READING)),  # type: ignore[arg-type]
 }

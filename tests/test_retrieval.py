@@ -357,7 +357,7 @@ def test_without_options_a_model_takes_the_settings_of_the_index(tmp_path: Path)
         ({"bank_dropout": 0.1}, "bank_dropout is 0.1; a RetrievalBank hides no tokens"),
         ({"query_width": 8}, "query_width is 8; the index has keys of width 16"),
         ({"norm_learns": True}, "norm_learns is True; .* it must be False"),
-        ({"norm_scale": 0.5}, r"the reader's norm is not the one .* adatape.build_index\('values.npy', folder, norm="),
+        ({"norm_scale": 0.5}, r"the reader's norm is not the one .* from values.npy: adatape.build_index\(values, "),
         ({"norm": False}, "the reader's norm is not the one"),
         ({"steps": 200}, "bank has 300 tokens; steps × merge needs 600"),
     ],

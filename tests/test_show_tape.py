@@ -108,6 +108,7 @@ def test_a_picture_and_its_file_are_read_as_the_tensor_that_they_become(tmp_path
     expected = boxes_of(adatape.show_tape(model, x))
     for given in (Image.fromarray(pixels), tmp_path / "x.png", str(tmp_path / "x.png")):
         assert boxes_of(adatape.show_tape(model, given)) == expected
+    assert len(boxes_of(adatape.show_tape(model.bfloat16(), Image.fromarray(pixels)))) == len(expected)
 
 
 def test_what_cannot_be_shown_is_refused() -> None:
@@ -117,6 +118,10 @@ def test_what_cannot_be_shown_is_refused() -> None:
         adatape.show_tape(patches(), torch.randn(2, 3, 32, 32))
     with pytest.raises(ValueError, match="reads no tape; there is nothing to show"):
         adatape.show_tape(build_for(tiny("plainvit")), torch.randn(1, 8, 8))
+    with pytest.raises(ValueError, match="image is a Image and the model takes 4 channels, not 1 or 3; pass a tensor"):
+        adatape.show_tape(patches(in_chans=4), Image.new("RGB", (32, 32)))
+    with pytest.raises(TypeError, match=r"a VisionTransformer, which reads no tape; adatape.wrap gives a ViT one"):
+        adatape.show_tape(VisionTransformer(img_size=32, patch_size=8, **SHAPE), torch.randn(3, 32, 32))  # type: ignore[arg-type]
     model = patches()
     model.set_budget(0)
     with pytest.raises(ValueError, match="reads no tape at a budget of 0"):

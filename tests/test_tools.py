@@ -33,6 +33,7 @@ import adatape.models
 from adatape.banks import Bank, PatchView
 from adatape.evaluate.cost import cost, total
 from adatape.models import AdaTape
+from adatape.models.rescale import Rescale
 from adatape.reader import TapeReader
 from adatape.records import Output
 from adatape.train.release import release
@@ -107,12 +108,12 @@ def test_features_only_takes_any_out_indices(family: str) -> None:
 def test_pruned_features_are_those_of_the_whole_model() -> None:
     whole, x = wrapped(depth=5), images()
     wanted = whole.forward_intermediates(x, [1, 3], intermediates_only=True)
-    pruned = wrapped(depth=5)
+    pruned = wrapped(depth=5).requires_grad_(False)
     assert pruned.prune_intermediate_layers([1, 3]) == [1, 3]
     assert len(pruned.blocks) == 4
     for mine, theirs in zip(pruned.forward_intermediates(x, [1, 3], intermediates_only=True), wanted, strict=True):
         assert torch.equal(mine, theirs)
-    sum(grid.sum() for grid in pruned.forward_intermediates(x, [3], intermediates_only=True))
+    assert not any(parameter.requires_grad for parameter in pruned.parameters()), "what was frozen stays frozen"
 
 
 @torch.no_grad()
@@ -268,6 +269,49 @@ def test_other_kinds_of_wrapped_vits_are_the_same_when_timm_loads_them(kind: str
     assert torch.equal(timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()(images()), model(images()))
 
 
+@pytest.mark.parametrize("kind", ["AugReg", "MAE, mean of patches and a norm", "DeiT, distilled", "EVA-02", "DINOv3"])
+@torch.no_grad()
+def test_timm_loads_a_wrapped_vit_for_other_images_as_it_loads_a_vit(kind: str, tmp_path: Path) -> None:
+    """As timm's train.py with --img-size or --in-chans: positions are resampled, and channels summed."""
+    name, options = VITS[kind]
+    model = adatape.wrap(timm.create_model(name, **{**VIT, **options}).eval(), **READS)
+    nn.init.constant_(model.gate.open, 0.1)  # type: ignore[union-attr]
+    timm.models.save_for_hf(model, str(tmp_path), **adatape.hub_settings(model), safe_serialization=True)
+    grey = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, in_chans=1).eval()
+    x = images()[:, :1]
+    torch.testing.assert_close(grey(x), model(x.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-5)
+    larger = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, img_size=48).eval()
+    model.set_input_size(48)
+    assert torch.equal(larger(images(2, 48)), model(images(2, 48)))
+
+
+@pytest.mark.parametrize("pool", ["avg", "max", "token"])
+@pytest.mark.parametrize("kind", ["AugReg", "CLIP", "EVA-02", "DINOv3", "SigLIP, attention pooling"])
+@torch.no_grad()
+def test_a_wrapped_vit_whose_pooling_was_changed_is_the_same_when_timm_loads_it(
+    kind: str, pool: str, tmp_path: Path
+) -> None:
+    """The tape is still read for the query that it was built with."""
+    name, options = VITS[kind]
+    model = adatape.wrap(timm.create_model(name, **{**VIT, **options}).eval(), **READS)
+    model.reset_classifier(7, "avg" if model.vit.cls_token is None else pool)
+    nn.init.constant_(model.gate.open, 0.1)  # type: ignore[union-attr]
+    timm.models.save_for_hf(model, str(tmp_path), **adatape.hub_settings(model), safe_serialization=True)
+    assert torch.equal(timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()(images()), model(images()))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+@torch.no_grad()
+def test_a_wrapped_vit_of_other_channels_saved_by_timm_is_the_same_when_loaded(channels: int, tmp_path: Path) -> None:
+    """Also once it is saved again: timm would convert or draw anew a first layer of other than 3 channels."""
+    x, model = torch.randn(2, channels, 32, 32), wrapped(in_chans=channels)
+    logits = model(x)
+    for folder in (tmp_path / "once", tmp_path / "again"):
+        timm.models.save_for_hf(model, str(folder), **adatape.hub_settings(model), safe_serialization=True)
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        assert torch.equal(model(x), logits)
+
+
 @torch.no_grad()
 def test_a_reader_of_windows_saved_by_timm_is_the_same_when_loaded(tmp_path: Path) -> None:
     vit = timm.create_model("vit_tiny_patch16_224", **{**VIT, "depth": 2})
@@ -305,6 +349,12 @@ def test_what_timm_could_not_build_again_is_refused_when_saving(tmp_path: Path) 
     changed.vit.blocks[1].mlp.act = nn.ReLU()
     with pytest.raises(ValueError, match=r"the ViT is not vit_tiny_patch16_224.* instead of .*GELU"):
         adatape.hub_settings(changed)
+    scaled = wrapped()
+    scaled.rescale = Rescale((0.4,) * 3, (0.2,) * 3)
+    with pytest.raises(
+        ValueError, match=r"a run that scales images itself, which timm would not; use `adatape release`"
+    ):
+        adatape.hub_settings(scaled)
     turned = timm.create_model("eva02_tiny_patch14_224", **VIT, rope_temperature=100.0)
     with pytest.raises(ValueError, match=r"rope\.temperature 100\.0 instead of rope\.temperature 10000\.0"):
         adatape.hub_settings(adatape.wrap(turned, **READS))
@@ -372,6 +422,27 @@ def test_lora_with_the_tapes_modules_trains_gates_and_keeps_the_budget(tmp_path:
     assert type(opened) is PatchView, "a merged model reads as fast as before"
     assert_paths_agree(merged)
     torch.testing.assert_close(merged(images()), tuned(images()), rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_that_attention_reads_past_is_warned_of_and_works_by_the_line_that_is_named() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    name, options = VITS["EVA-02"]
+    model = adatape.wrap(timm.create_model(name, **{**VIT, **options}), **READS)
+    settings = LoraConfig(target_modules=["qkv"], modules_to_save=adatape.tape_modules(model))
+    tuned = get_peft_model(model, settings)
+    with pytest.warns(UserWarning, match=r"vit.blocks.0.attn reads the weight of its qkv, .*qkv_bias_separate = True"):
+        tuned.train()
+    for block in model.vit.blocks:
+        block.attn.qkv_bias_separate = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tuned.train()
+    F.cross_entropy(tuned(images()), torch.arange(4)).backward()
+    added = [parameter.grad for name, parameter in tuned.named_parameters() if "lora_B" in name]
+    assert len(added) == 3
+    assert all(grad is not None and grad.any() for grad in added)
+    assert name in adatape.hub_settings(tuned.merge_and_unload())["model_args"]["backbone"]
 
 
 def test_gates_left_frozen_by_an_adapter_are_warned_of() -> None:

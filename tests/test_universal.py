@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -175,7 +176,7 @@ def test_compiles_without_a_graph_break(name: str, training: bool) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_budgets_are_kept_and_timms_conventions_hold(name: str) -> None:
     model = small(name, halting_bias=-20.0).eval()
-    model.set_budget(2)
+    model.set_budget(np.int64(2))
     assert (depths(model, images()) == 2).all()
     torch.testing.assert_close(model.forward_head(model.forward_features(images())), model(images()))
     with pytest.raises(ValueError, match="steps is 6; it must be between 1 and the 5 that the model was built for"):

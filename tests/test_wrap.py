@@ -394,6 +394,12 @@ def test_what_cannot_be_wrapped_is_refused_with_the_reason() -> None:
         (lambda: wrapped(patch=4.0), "bank patch is 4.0; it must be a whole number"),
         (lambda: wrapped(steps=2.5), "steps is 2.5; it must be a whole number"),
         (lambda: wrapped(merge=2.5), "merge is 2.5; it must be a whole number"),
+        (lambda: wrapped(layer=1.0), "layer is 1.0; it must be a block index from 0 to 2"),
+        (lambda: wrapped(bank="learn", bank_size=80.5), "bank_size is 80.5; it must be a whole number"),
+        (lambda: wrapped(update="mean"), "update is 'mean'; it must be one of average, replace"),
+        (lambda: wrapped(ponder="entropy"), "ponder is 'entropy'; it must be one of gini, max, collect"),
+        (lambda: wrapped(temperature=0.0), "temperature is 0.0; it must be positive"),
+        (lambda: wrapped(norm_scale=float("nan")), "norm_scale is nan; it must be positive"),
         (lambda: timm.create_model("adatape"), "backbone is None; it must be the name of a ViT"),
         (lambda: timm.create_model("adatape", backbone="vit_none"), "backbone is 'vit_none'; it must be"),
         (lambda: timm.create_model("adatape", backbone="vit_tiny_patch16_224", tape_ffn="blocks"), "keeps its blocks"),
@@ -433,6 +439,13 @@ def test_the_registered_name_is_wrap_of_the_backbone() -> None:
     clip = timm.create_model("adatape", backbone="vit_base_patch32_clip_224", depth=2, bank="learn", bank_size=80)
     assert clip.pretrained_cfg["mean"] == timm.get_pretrained_cfg("vit_base_patch32_clip_224").mean
     assert clip.pretrained_cfg["classifier"] == "vit.head"
+
+
+def test_both_heads_of_a_released_distilled_vit_are_new_for_other_classes(tmp_path: Path) -> None:
+    name = "deit_tiny_distilled_patch16_224"
+    release(wrapped(pretrained(name)), "adatape", {"backbone": name, **SMALL, **READS}, tmp_path / "out", **SAID)
+    other = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True, num_classes=7)
+    assert other.vit.head.out_features == other.vit.head_dist.out_features == 7
 
 
 @pytest.mark.parametrize("tape_ffn", ["append", "append+blocks"])

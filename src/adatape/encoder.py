@@ -102,6 +102,10 @@ class TapeGate(nn.Module):
         super().__init__()
         self.open = nn.Parameter(torch.zeros(blocks, heads))
 
+    def keep(self, blocks: int) -> None:
+        """Removes the gates of later blocks; frozen ones stay frozen."""
+        self.open = nn.Parameter(self.open[:blocks].detach(), self.open.requires_grad)
+
     def forward(self) -> Float[Tensor, "blocks heads"]:
         """Log-gates, in float32 or better; without gradient in an exported model.
 

@@ -14,13 +14,24 @@ import math
 import operator
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-from adatape.atr import Choose, at_least_float32, highest, ponder_of, read_tape, weighted_sum, without_autocast
+from adatape.atr import (
+    PONDER,
+    UPDATE,
+    Choose,
+    at_least_float32,
+    highest,
+    ponder_of,
+    read_tape,
+    weighted_sum,
+    without_autocast,
+)
 from adatape.banks import BankView, normed
 from adatape.config import Choice, ReaderConfig
 from adatape.counter_rng import keys_of, normal, uniform
@@ -82,9 +93,10 @@ class TapeReader(nn.Module):
             self.check_bank(bank_size, steps)
         if threshold is None:
             threshold = self.reading.threshold * steps / self.reading.steps
-        elif not threshold > 0:
+        elif not threshold_number(threshold) > 0:
             raise ValueError(f"threshold is {threshold}; it must be positive")
         else:
+            threshold = float(threshold)
             _warn_beyond("threshold", threshold, self.reading.threshold)
         _warn_beyond("steps", steps, self.reading.steps)
         self.steps, self.threshold = steps, threshold
@@ -228,11 +240,18 @@ def _flops(query: Sequence[int], keys: Sequence[int], _taken: object, steps: int
 
 
 def whole_steps(steps: int) -> int:
-    """`steps` of a budget as an int; refuses fractions."""
-    try:
-        return operator.index(steps)
-    except TypeError:
-        raise ValueError(f"steps is {steps}; it must be a whole number") from None
+    """`steps` of a budget as an int; refuses fractions, True and False."""
+    if not isinstance(steps, bool) and hasattr(steps, "__index__"):
+        with suppress(TypeError):  # of a tensor that is no whole number
+            return operator.index(steps)
+    raise ValueError(f"steps is {steps!r}; it must be a whole number")
+
+
+def threshold_number(threshold: float) -> float:
+    """`threshold` of a budget as a float; refuses what is no number."""
+    if isinstance(threshold, bool) or not hasattr(threshold, "__float__"):
+        raise ValueError(f"threshold is {threshold!r}; it must be a number")
+    return float(threshold)
 
 
 def _noise(like: Float[Tensor, "b d"], key: Int[Tensor, "b"] | None) -> Float[Tensor, "b d"]:
@@ -265,9 +284,16 @@ def _check_config(reading: ReaderConfig, width: int) -> None:
             raise ValueError(f"{name} is {whole}; it must be a whole number")
     if not 0 < reading.query_width <= width:
         raise ValueError(f"query_width is {reading.query_width}; it must be between 1 and the model's width {width}")
-    if reading.choose not in CHOICES:
-        raise ValueError(f"choose is {reading.choose!r}; it must be one of {', '.join(CHOICES)}")
-    for name, value in (("steps", reading.steps), ("threshold", reading.threshold), ("merge", reading.merged)):
+    for name, known in (("choose", CHOICES), ("update", UPDATE), ("ponder", PONDER)):
+        if getattr(reading, name) not in known:
+            raise ValueError(f"{name} is {getattr(reading, name)!r}; it must be one of {', '.join(known)}")
+    for name, value in (
+        ("steps", reading.steps),
+        ("threshold", reading.threshold),
+        ("merge", reading.merged),
+        ("norm_scale", reading.norm_scale),
+        ("temperature", 1.0 if reading.temperature is None else reading.temperature),
+    ):
         if not value > 0:
             raise ValueError(f"{name} is {value}; it must be positive")
     if not 0 <= reading.bank_dropout < 1 or reading.query_noise < 0:

@@ -95,6 +95,10 @@ class Bank(nn.Module):
     def set_input_size(self, image: tuple[int, int]) -> None:
         """Changes the image size; does nothing by default."""
 
+    def fitted(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Stored weights for the images that this bank takes, as timm converts a ViT's; unchanged by default."""
+        return stored
+
     def boxes(
         self,
         index: Int[Tensor, "*n"],  # noqa: ARG002

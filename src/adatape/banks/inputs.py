@@ -8,12 +8,15 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from timm.layers import lecun_normal_, resample_abs_pos_embed
+from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from adatape.atr import take
 from adatape.banks.base import Bank, BankView
 from adatape.macs import linear_macs, token_macs
 from adatape.patches import PatchRows, is_plain, matmul_dtype, raw_patches
+
+RGB = 3  # channels
 
 
 class InputBank(Bank):
@@ -74,6 +77,16 @@ class InputBank(Bank):
         self.size = self.h1.num_patches
         moved = resample_abs_pos_embed(self.pos_embed.data, self.h1.grid_size, before, num_prefix_tokens=0)
         self.pos_embed = nn.Parameter(moved)
+
+    def fitted(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
+        """With positions of this bank's grid, and a projection of as many channels, which may have been 3."""
+        fitting, channels = dict(stored), self.h1.proj.in_channels
+        places, projection = stored.get("pos_embed"), stored.get("h1.proj.weight")
+        if places is not None and places.shape[1] != self.size:
+            fitting["pos_embed"] = resample_abs_pos_embed(places, list(self.h1.grid_size), num_prefix_tokens=0)
+        if projection is not None and projection.shape[1] == RGB != channels:
+            fitting["h1.proj.weight"] = adapt_input_conv(channels, projection)
+        return fitting
 
     def no_weight_decay(self) -> set[str]:
         return {"pos_embed"}

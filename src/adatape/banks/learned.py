@@ -19,8 +19,8 @@ class LearnedBank(Bank):
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()
-        if size < 1:
-            raise ValueError(f"bank_size is {size}; it must be at least 1")
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"bank_size is {size}; it must be a whole number of at least 1")
         self.size, self.width = size, width
         self.tokens = nn.Parameter(trunc_normal_(torch.empty(size, width), std=0.02))
 

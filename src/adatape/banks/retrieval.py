@@ -72,7 +72,7 @@ class RetrievalBank(Bank):
         if norm_hash(norm) != facts.norm:
             raise ValueError(
                 "the reader's norm is not the one that the index was built with, so its keys are others; build it "
-                f"again: adatape.build_index({facts.values!r}, folder, norm=model.reader.norm, "
+                f"again from {Path(facts.values).name}: adatape.build_index(values, folder, norm=model.reader.norm, "
                 f"query_width={facts.query_width})"
             )
 

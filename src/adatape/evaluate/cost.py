@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -23,8 +24,8 @@ def cost(model: nn.Module, tape: int | None = None, image: tuple[int, int] | Non
         model.set_input_size(image)  # type: ignore[operator]
     if isinstance(model, Adaptive):
         return model.cost(tape)
-    if not isinstance(model, VisionTransformer):
-        known = "timm's VisionTransformer and its wrappers"
+    if not isinstance(model, VisionTransformer | Eva):
+        known = "timm's VisionTransformer and Eva, and their wrappers"
         raise NoCostFormula(f"no cost formula for {type(model).__name__}; known are {known}")
     if tape is not None:
         raise ValueError(f"tape is {tape}; {type(model).__name__} reads none")

@@ -9,6 +9,7 @@ from torch import nn
 
 from adatape.models.base import Adaptive
 from adatape.models.prefix import is_added
+from adatape.patches import is_plain
 
 
 def tape_modules(model: nn.Module) -> list[str]:
@@ -29,7 +30,13 @@ def tape_modules(model: nn.Module) -> list[str]:
     return names
 
 
-def warn_of_frozen_gate(model: nn.Module, gate: nn.Module | None) -> None:
+def warn_of_adapters(model: nn.Module, gate: nn.Module | None) -> None:
+    """Warns of adapters that make training pointless."""
+    _warn_of_frozen_gate(model, gate)
+    _warn_of_bypassed_adapter(model)
+
+
+def _warn_of_frozen_gate(model: nn.Module, gate: nn.Module | None) -> None:
     """Warns if gates are frozen at 0 while other parameters train: the tape then never changes the output."""
     if gate is None:
         return
@@ -39,5 +46,25 @@ def warn_of_frozen_gate(model: nn.Module, gate: nn.Module | None) -> None:
         warnings.warn(
             "the gates of the tape are frozen at 0, so training cannot use the tape; with PEFT pass "
             "modules_to_save=adatape.tape_modules(model), otherwise gate.requires_grad_(True)",
-            stacklevel=3,
+            stacklevel=4,
+        )
+
+
+def _warn_of_bypassed_adapter(model: nn.Module) -> None:
+    """Warns if attention multiplies by the weight of a replaced layer itself, past what an adapter adds to it.
+
+    timm's Eva does, where queries and values have biases and keys none (EVA-02 among others).
+    """
+    bypassed = [
+        name
+        for name, module in model.named_modules()
+        if getattr(module, "qkv_bias_separate", None) is False
+        and module.q_bias is not None
+        and not is_plain(module.qkv)
+    ]
+    if bypassed:
+        warnings.warn(
+            f"{bypassed[0]} reads the weight of its qkv, so what an adapter adds to that layer has no effect; call it "
+            "instead: for block in model.vit.blocks: block.attn.qkv_bias_separate = True",
+            stacklevel=4,
         )

@@ -24,7 +24,7 @@ from adatape.macs import (
     parameter_count,
     total,
 )
-from adatape.models.adapters import warn_of_frozen_gate
+from adatape.models.adapters import warn_of_adapters
 from adatape.models.backbone import ViT
 from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, Size, ignore_block, macs_by_count
 from adatape.models.execution import BlocksInput, run_buckets, run_packed, run_padded
@@ -130,7 +130,7 @@ class AdaTape(Adaptive):
 
     def train(self, mode: bool = True) -> AdaTape:
         if mode:
-            warn_of_frozen_gate(self, self.gate)
+            warn_of_adapters(self, self.gate)
         return super().train(mode)
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
@@ -192,7 +192,7 @@ class AdaTape(Adaptive):
     def prune_intermediate_layers(self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True) -> Any:
         taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)
         if self.gate is not None:
-            self.gate.open = nn.Parameter(self.gate.open[: max(0, len(self.vit.blocks) - self.join.layer)].detach())
+            self.gate.keep(max(0, len(self.vit.blocks) - self.join.layer))
         return taken
 
     def no_weight_decay(self) -> set[str]:

@@ -362,7 +362,9 @@ class Adaptive(nn.Module, ABC):
     def pretrained_cfg(self) -> dict[str, Any]:
         """timm's settings of the model if timm created it, else those of the ViT with a wrapper's names."""
         given = self.__dict__.get("_pretrained_cfg")
-        return wrapped_settings(self.vit, self.image_size) if given is None else given
+        known = wrapped_settings(self.vit, self.image_size) if given is None else given
+        # Of weights of other channels timm would convert the first layer as if it had 3, or draw it anew.
+        return known if self.vit.in_chans == 3 else {**known, "first_conv": None}
 
     @pretrained_cfg.setter
     def pretrained_cfg(self, settings: dict[str, Any]) -> None:

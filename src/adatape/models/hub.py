@@ -14,7 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from adatape.models.adatape import AdaTape
 from adatape.models.base import Adaptive
 from adatape.models.build import JOIN_FIELDS, READER_FIELDS, WINDOW_FIELDS, wrap
-from adatape.models.prefix import filter_checkpoint
+from adatape.models.prefix import filter_checkpoint, wrapped_layers
 from adatape.models.registry import SETTINGS, split
 
 default_cfgs = generate_default_cfgs({"adatape": SETTINGS})  # timm looks up this name
@@ -64,6 +64,7 @@ def adatape(pretrained: bool = False, *, backbone: str | None = None, **options:
 
 def _settings_of(backbone: str) -> dict[str, Any]:
     """The backbone's input settings, and the names of a wrapper's first and last layer."""
-    theirs = get_pretrained_cfg(backbone)
-    about = {} if theirs is None else {name: getattr(theirs, name) for name in ABOUT_IMAGES}
-    return {**SETTINGS, **{name: value for name, value in about.items() if value is not None}}
+    found = get_pretrained_cfg(backbone)
+    theirs = {} if found is None else {key: value for key, value in found.to_dict().items() if value is not None}
+    about = {name: theirs[name] for name in ABOUT_IMAGES if name in theirs}
+    return {**SETTINGS, **about, **wrapped_layers(theirs)}

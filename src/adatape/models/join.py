@@ -30,7 +30,7 @@ class TapeJoin:
 
 
 def check_join(vit: ViT, join: TapeJoin, query: str) -> None:
-    if not 0 <= join.layer < len(vit.blocks):
+    if not isinstance(join.layer, int) or not 0 <= join.layer < len(vit.blocks):
         raise ValueError(f"layer is {join.layer}; it must be a block index from 0 to {len(vit.blocks) - 1}")
     if join.tape_ffn not in FFN_PLACES:
         raise ValueError(f"tape_ffn is {join.tape_ffn!r}; it must be one of {', '.join(FFN_PLACES)}")

@@ -102,7 +102,8 @@ def rotations(rope: GridRope, place: Float[Tensor, "b t 2"], layer: int) -> Floa
     module = rope.module
     angle = ANGLES[type(module)](rope, place, layer)
     half = getattr(module, "rotate_half", False)
-    angle = torch.cat([angle, angle], -1) if half else angle.repeat_interleave(2, -1)
+    # Not `repeat_interleave`, of which ONNX makes a Reshape that fails on no tape rows.
+    angle = torch.cat([angle, angle], -1) if half else torch.stack([angle, angle], -1).flatten(-2)
     return torch.cat([angle.sin(), angle.cos()], -1)
 
 

@@ -22,7 +22,15 @@ from adatape.models.windows import WindowTape
 from adatape.windows.encoders import TimmEncoder, timm_encoder
 
 DRAWN_COORDINATES = ("shift_coords", "jitter_coords", "rescale_coords")  # of a rotary embedding in training
-NO_OUTPUT = ("training", "drop", "init", "fused", "grad_checkpointing", "inplace")  # parts of attributes' names
+NO_OUTPUT = (
+    "training",
+    "drop",
+    "init",
+    "fused",
+    "grad_checkpointing",
+    "inplace",
+    "qkv_bias_separate",
+)  # parts of attributes' names
 
 
 def hub_settings(model: Adaptive) -> dict[str, Any]:
@@ -33,6 +41,8 @@ def hub_settings(model: Adaptive) -> dict[str, Any]:
 
     They do not hold a budget; the number of classes is written by timm, and read by transformers, outside model_args.
     """
+    if model.rescale is not None:
+        raise ValueError("the model is of a run that scales images itself, which timm would not; use `adatape release`")
     return {"model_config": {"architecture": "adatape"}, "model_args": _options(model)}
 
 
@@ -47,7 +57,7 @@ def _options(model: Adaptive) -> dict[str, Any]:
         own = {"bank": "windows", "image": list(model.image), **dataclasses.asdict(model.options)}
     elif isinstance(model, AdaTape):
         own = {**_bank_options(model.bank), "reader": _reader_name(model.reader)}
-        own |= {**dataclasses.asdict(model.reader.reading), **dataclasses.asdict(model.join)}
+        own |= {**dataclasses.asdict(model.reader.reading), **dataclasses.asdict(model.join), "query": model.query}
     else:
         raise TypeError(f"the model is a {type(model).__name__}; only a ViT wrapped by adatape.wrap is saved so")
     return {"backbone": name, **options, **{key: value for key, value in own.items() if value is not None}}
@@ -89,12 +99,14 @@ def _backbone_options(vit: ViT, name: str) -> dict[str, Any]:
     """Arguments for which timm's `name` is this ViT but for its number of classes; refuses where there are none."""
     default, mine = _described(_on_meta(name)), _described(vit)
     options = {key: value for key, value in mine.items() if value is not None and value != default.get(key)}
+    if "global_pool" in options:  # timm's default of the norm after pooling depends on it
+        options |= {key: mine[key] for key in ("fc_norm", "use_fc_norm") if key in mine}
     wrong: list[str] = []
     for each in (options, {**options, "mlp_ratio": _mlp_ratio(vit)}):  # a width may be rounded, so the ratio comes last
         try:
             unequal = _difference(vit, _on_meta(name, num_classes=vit.num_classes, **each))
         except (AssertionError, TypeError, ValueError) as error:
-            unequal = str(error)
+            unequal = str(error) or "timm cannot build it"
         if unequal is None:
             return each
         wrong.append(unequal)
@@ -125,6 +137,7 @@ def _described(vit: Any) -> dict[str, Any]:
         groups = [getattr(block.attn, "num_kv_heads", None) for block in vit.blocks]
         grouped = {} if None in groups or len({*groups}) == 1 else {"num_kv_heads": groups}
         own = {"num_reg_tokens": registers, "use_abs_pos_emb": vit.pos_embed is not None, **grouped}
+        own["use_fc_norm"] = not isinstance(vit.fc_norm, nn.Identity)
         return {**common, **own, **drawn}
     return {
         **common,
@@ -152,8 +165,9 @@ def _difference(vit: nn.Module, built: nn.Module) -> str | None:
 
 
 def _layers(vit: nn.Module) -> list[str]:
-    """The printed layers without those that drop, which only training uses."""
-    return [line.strip() for line in str(vit).splitlines() if "drop" not in line.lower()]
+    """The printed layers without those that drop, which only training uses, and without those that were removed."""
+    lines = (line.strip() for line in str(vit).splitlines() if "drop" not in line.lower())
+    return [line for line in lines if not line.endswith("): None")]
 
 
 def _shapes(vit: nn.Module) -> list[str]:

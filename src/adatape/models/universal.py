@@ -116,10 +116,11 @@ class Repeating(Adaptive):
         """Sets the maximum number of steps of later calls; without arguments, as built."""
         if threshold is not None:
             raise ValueError(f"threshold is {threshold}; {type(self).__name__} has none, so set steps only")
-        if steps is not None and not 1 <= whole_steps(steps) <= self.built_steps:
+        steps = self.built_steps if steps is None else whole_steps(steps)
+        if not 1 <= steps <= self.built_steps:
             limit = f"between 1 and the {self.built_steps} that the model was built for"
             raise ValueError(f"steps is {steps}; it must be {limit}")
-        self.steps = self.built_steps if steps is None else steps
+        self.steps = steps
 
     def budget_range(self) -> BudgetRange:
         return BudgetRange(1, self.built_steps, None)

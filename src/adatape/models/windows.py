@@ -23,7 +23,7 @@ from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, Si
 from adatape.models.tracing import refuse_tracing
 from adatape.packing import append_tape
 from adatape.ragged_attention import padding_mask
-from adatape.reader import whole_steps
+from adatape.reader import threshold_number, whole_steps
 from adatape.records import Output, Places, Searched, Tape
 from adatape.windows.answers import ANSWERS
 from adatape.windows.checks import check_batch, check_listed, check_options, check_pooling, check_size
@@ -281,9 +281,10 @@ class WindowTape(Adaptive):
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Most windows that are read, and the probability below which reading stops; None is as it was built."""
-        steps, floor = self.most if steps is None else steps, self.options.floor if threshold is None else threshold
+        steps = self.most if steps is None else whole_steps(steps)
+        floor = self.options.floor if threshold is None else threshold_number(threshold)
         least = self.budget_range().least
-        if not least <= whole_steps(steps) <= self.most:
+        if not least <= steps <= self.most:
             raise ValueError(f"steps is {steps}; this model reads between {least} and {self.most} windows")
         if not 0 <= floor < 1:
             raise ValueError(f"threshold is {floor}; it must be a probability from 0 to 1, below which reading stops")

@@ -21,7 +21,7 @@ def show_tape(model: Adaptive, image: Tensor | Image.Image | str | Path, ax: Axe
     Windows of a large image and patches of an input bank are outlined on the image; each tape token of an input bank
     has `merge` (K) patches, of which the heaviest has the number. Tokens of a learned bank lie nowhere, and those of
     sequences on no image: their weights are drawn as bars with their index in the bank. A tensor is passed to the model
-    as it is; a PIL image or a path is resized and scaled as the model's `pretrained_cfg` says.
+    as it is; a PIL image or a path is resized to the model's size and scaled as its `pretrained_cfg` says.
     """
     try:
         from adatape.report.pictures.tape import draw_tape

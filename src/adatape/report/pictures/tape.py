@@ -26,6 +26,8 @@ Picture = Tensor | Image.Image | str | Path
 
 
 def draw_tape(model: Adaptive, image: Picture, ax: Axes | None = None) -> Axes:
+    if not hasattr(model, "tape_boxes"):
+        raise TypeError(f"the model is a {type(model).__name__}, which reads no tape; adatape.wrap gives a ViT one")
     x = _as_batch(model, image)
     tape = read(model, x)
     boxes = model.tape_boxes(tape.index, (x.shape[-2], x.shape[-1])) if x.dim() == 4 else None
@@ -56,13 +58,13 @@ def read(model: Adaptive, x: Tensor) -> Tape:
 
 
 def _as_batch(model: Adaptive, image: Picture) -> Tensor:
-    device = next(model.parameters()).device
+    like = next(model.parameters())
     if not isinstance(image, Tensor):
-        return _scaled(model, image).to(device)
+        return _scaled(model, image).to(like.device, like.dtype)
     batch = image if image.dim() in (2, 4) else image[None]  # a sequence is (n,), an image (channels, height, width)
     if batch.shape[0] != 1:
         raise ValueError(f"image has shape {tuple(image.shape)}; it must be one image")
-    return batch.to(device)
+    return batch.to(like.device)
 
 
 def _scaled(model: Adaptive, image: Image.Image | str | Path) -> Float[Tensor, "1 ch height width"]:
@@ -76,6 +78,9 @@ def _scaled(model: Adaptive, image: Image.Image | str | Path) -> Float[Tensor, "
     )
     height, width = model.image_size
     channels = model.vit.in_chans
+    if channels not in (1, 3):
+        said = f"image is a {type(image).__name__} and the model takes {channels} channels, not 1 or 3"
+        raise ValueError(f"{said}; pass a tensor as the model takes it")
     found = found.convert("L" if channels == 1 else "RGB")
     if known.get("crop_mode") != LETTERBOX["crop_mode"]:
         found = found.resize((width, height), Image.Resampling.BILINEAR)
