@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from adatape.config import Budget
-from adatape.evaluate.budget import trained_budget
+from adatape.evaluate.budget import stored_floor, trained_budget
 from adatape.evaluate.progress import SILENT, Progress
 from adatape.evaluate.result import Result
 from adatape.report.pictures.elastic import draw_elastic, examples_of
@@ -32,6 +32,8 @@ class BudgetComparison(Result):
     lengths_wrong: list[int]
     left_out: dict[int, str]
     """budgets that the model cannot have, and why"""
+    floor: float | None
+    """stored in the run, below which no window is read at any of the budgets"""
     picture: Path
 
 
@@ -58,6 +60,7 @@ def write_budgets(
             torch.bincount(usual.length).tolist(),
             torch.bincount(usual.length[~usual.right]).tolist(),
             left_out,
+            stored_floor(model, experiment.model.budget),
             out / "budgets.png",
         )
         write(out / "budgets.json", result.as_dict())
