@@ -477,7 +477,7 @@ def test_a_scene_shows_its_windows_in_order_with_their_crops_and_what_each_budge
         assert f"Stopped after {read} windows of at most 8: the next window's score was below" in halted(page)
         assert page.locator("#examples button").count() == 12
         assert page.locator("#ticks span").count() == 8
-        assert page.locator("#unit").inner_text() == "GMAC: billions of multiply-adds."
+        assert page.locator("#unit").inner_text() == "GFLOPs: billions of multiply-adds."
         assert "sign" not in page.locator("#lead").inner_text()  # as much is said of any model of windows
         assert "100 %" not in page.locator(".bars b").all_inner_texts()
         assert page.locator("#steps").get_attribute("min") == "1"
