@@ -512,6 +512,8 @@ def test_a_square_canvas_shows_its_windows_too(visit: Any, serving: Any, picture
         assert page.locator("svg .frame").count() == page.locator(".tape .crop").count() == read
         example = page.locator("#examples button").first.bounding_box()
         assert example["width"] == pytest.approx(example["height"], abs=1)
+        scene, result = (page.locator(part).first.bounding_box() for part in (".scene", ".result"))
+        assert 0 < result["x"] - scene["x"] - scene["width"] < 40  # the answer stands beside the canvas
         upload(page, "large.png", picture(3, 400))
         page.locator(
             ".fitted", has_text="the middle square of this image of 400 × 400 pixels, 351 of them wide"
