@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from adatape.config import Budget
+from adatape.data.sets import open_set
 from adatape.evaluate.budget import stored_floor, trained_budget
 from adatape.evaluate.progress import SILENT, Progress
 from adatape.evaluate.result import Result
@@ -48,7 +49,7 @@ def write_budgets(
     """Measures a run at each number of steps; writes `budgets.json` and `budgets.png`, by default into its figures."""
     experiment, model, place, points, usual, left_out = measure_budgets(folder, budgets, device, trust, progress)
     trained = trained_budget(model)
-    examples = examples_of(usual, test_batches(experiment, None, place))
+    examples = examples_of(usual, test_batches(experiment, None, place), open_set(experiment.data, "test").names)
     with write_lock(folder) if out is None else nullcontext():
         out = out or folder / "figures"
         out.mkdir(parents=True, exist_ok=True)
