@@ -228,7 +228,7 @@ def main(given: Sequence[str] | None = None) -> None:
     for batch in how.batches:
         rows = rows_of_batch(how, batch)
         add_rows(how.out, rows, how.device)
-        print("\n".join([f"{'':<66}{'images/s':>10}{'low … high':>20}{'GMAC':>8}", *map(line, rows)]), flush=True)
+        print("\n".join([f"{'':<66}{'images/s':>10}{'low … high':>20}{'GFLOPs':>8}", *map(line, rows)]), flush=True)
 
 
 if __name__ == "__main__":

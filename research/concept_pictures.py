@@ -134,7 +134,7 @@ def draw_budget(path: Path) -> None:
             axes.annotate(str(row["steps"]), (x, y), (6, -14), textcoords="offset points", color=INK, fontsize=10)
         axes.set(
             title="one model, windows it may read beside each point",
-            xlabel="GMAC per image, mean over 300 street scenes",
+            xlabel="GFLOPs per image, mean over 300 street scenes",
             ylabel="mean AP (%)",
         )
         axes.margins(y=0.14)

@@ -15,6 +15,7 @@ from adatape.config import Budget, Experiment, ReaderConfig, from_dict, to_dict
 from adatape.data.loaders import Labelled
 from adatape.evaluate.budget import (
     Point,
+    Rows,
     Target,
     apply_budget,
     choose,
@@ -28,6 +29,7 @@ from adatape.evaluate.budget import (
 from adatape.packing import truncate_tape
 from adatape.reader import TapeReader
 from adatape.report.budgets import write_budgets
+from adatape.report.pictures.elastic import examples_of
 from adatape.report.tables import budgets_table, evaluated_table, found_budget_table
 from adatape.train.budgets import _every_other, _held_out, find_budget, reset_budget, store_budget
 from adatape.train.folder import WEIGHTS, check_same, load_run, prepare, with_budget, write
@@ -242,6 +244,16 @@ def test_budgets_are_tabulated_stored_and_drawn(family: str, tmp_path: Path, mon
     stored = json.loads((run / "figures" / "budgets.json").read_text())
     assert stored["rows"] == result.rows
     assert (run / "figures" / "budgets.png").stat().st_size > 10_000
+
+
+def test_examples_are_named_by_their_classes() -> None:
+    one, several = torch.tensor([0, 1]), torch.tensor([[0, 0], [1, 1]])
+    figures = torch.tensor([True, False]), torch.tensor([2, 3]), torch.tensor([5, 6]), torch.tensor([0.9, 0.1])
+    for label, said in ((one, "cat\nreads 2"), (several, "none\nreads 2")):
+        rows = Rows(*figures, answer=label[[0, 0]], label=label, logits=torch.zeros(2, 0))
+        (easy,), (hard,) = examples_of(rows, [Labelled(torch.zeros(2, 1, 4, 4), label)], ["cat", "dog"])
+        assert easy.text == said
+        assert hard.text.startswith("dog, said cat" if label is one else "cat+dog,\nsaid none")
 
 
 def test_a_found_budget_is_stored_applied_and_no_other_experiment(tmp_path: Path, monkeypatch) -> None:

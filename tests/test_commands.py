@@ -385,6 +385,7 @@ def test_a_folder_goes_on_and_a_finished_one_says_its_result(
     [
         ("train cifar10 --path nowhere", "nowhere"),
         ("train digits --set optimizer.lrr=1", "optimizer.lrr is not a field of this experiment"),
+        ("train digits --set optimzer.lr=1", "perhaps optimizer.lr was meant"),
         ("train digits --set optimizer.lr=fast", "lr is 'fast'; it must be a number"),
         ("train digits --set model.name=vit_huge", "model.name is 'vit_huge'; `adatape models` lists ours"),
         ("train digits --set model.options.bank=both", "bank is 'both'; it must be 'input'"),

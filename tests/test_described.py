@@ -26,7 +26,8 @@ from adatape.train.task import build_for
 NAMES = {
     "adatape": "AdaTape for digits, 8 × 8 pixels: patches of 4, bank of 16 patches of 2",
     "adatape-learn": "AdaTape for digits, 8 × 8 pixels: patches of 4, bank of 100 learned tokens",
-    "plainvit": "plainvit for digits, 8 × 8 pixels: patches of 4, no bank",
+    "plainvit": "PlainViT for digits, 8 × 8 pixels: patches of 4, no bank",
+    "parity transformer": "Transformer for parity, 8 symbols: no bank",
     "parity adatape": "AdaTape for parity, 8 symbols: bank of the symbols",
 }
 
@@ -80,6 +81,16 @@ def test_the_accuracy_is_that_of_the_budget_which_requests_get(
     stored = digits._replace(experiment=dataclasses.replace(digits.experiment, model=model), accuracy=0.99, stops=stops)
     assert description(stored, Budget(steps, steps / 4 or None))["accuracy"] == accuracy
     assert description(digits._replace(accuracy=0.99, stops=stops), Budget(4, 1.0))["accuracy"] == 0.99
+
+
+def test_figures_at_another_floor_are_not_those_of_a_stop(tmp_path: Path) -> None:
+    model = load_served(PACKAGED["street"]).model
+    (tmp_path / "figures").mkdir()
+    rows = [{"steps": 1, "mean_ap": 0.8, "threshold": None}, {"steps": 2, "mean_ap": 0.9, "threshold": 0.629}]
+    (tmp_path / MEASURED).write_text(json.dumps({"rows": rows}))
+    assert [stop["mean_ap"] for stop in stops_of(tmp_path, model)[:3]] == [None, 0.9, None]
+    model.set_budget(8)
+    assert [stop["mean_ap"] for stop in stops_of(tmp_path, model)[:3]] == [0.8, None, None]
 
 
 def test_a_model_of_one_cost_has_no_stops(tmp_path: Path) -> None:

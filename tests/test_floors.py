@@ -15,8 +15,10 @@ from adatape.config import Budget, Experiment, ImageModel, Optimizer
 from adatape.data_config import Images
 from adatape.evaluate.budget import Target, apply_budget, choose, floors, grid, point, scaled_budget, target_of
 from adatape.evaluate.budget import collect_rows as rows_of
+from adatape.report.budgets import write_budgets
+from adatape.report.tables import budgets_table
 from adatape.serve.budgets import asked_budget
-from adatape.train.budgets import store_budget
+from adatape.train.budgets import reset_budget, store_budget
 from adatape.train.folder import WEIGHTS, load_run, prepare
 from adatape.train.identity import identity
 from adatape.train.task import build_for
@@ -95,3 +97,8 @@ def test_a_run_keeps_the_floor_that_a_mean_length_asked_for(tmp_path: Path, monk
     stored = store_budget(tmp_path / "run", Target("length", 1.5), "cpu")
     assert stored.chosen["length_mean"] <= 1.5
     assert load_run(tmp_path / "run")[1].budget() == stored.budget
+    at_floor = budgets_table(write_budgets(tmp_path / "run", [1, 3], "cpu"))
+    assert [row[0].strip() for row in at_floor.rows] == ["1", "3"]  # not as trained, which has no floor
+    assert any("floor stored in the run" in note for note in at_floor.notes)
+    reset_budget(tmp_path / "run")
+    assert budgets_table(write_budgets(tmp_path / "run", [3], "cpu")).rows[0][0] == "3 trained"

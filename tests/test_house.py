@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import subprocess
 import sys
@@ -51,6 +52,38 @@ def test_imports_run_one_way(path: Path) -> None:
     for module in imports_of(path):
         if module.startswith("adatape."):
             assert RANK[room_of(module)] <= RANK[room], f"{path.name} imports {module}"
+
+
+def names_in(path: Path) -> tuple[set[str], set[str]]:
+    """Names that code reads, without those in annotations, and names that it binds anywhere."""
+    read, bound = set(), set(dir(builtins)) | {"__file__", "__name__", "__doc__"}
+
+    def visit(node: ast.AST) -> None:
+        for field, value in ast.iter_fields(node):
+            if field in ("annotation", "returns"):
+                continue
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, ast.AST):
+                    visit(each)
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                read.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.ExceptHandler(name=name) | ast.MatchAs(name=name):
+                bound.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                bound.add(name)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                bound.update((each.asname or each.name).split(".")[0] for each in names)
+
+    visit(ast.parse(path.read_text()))
+    return read, bound
+
+
+def test_every_name_that_code_reads_is_bound_in_its_file() -> None:
+    """Linters cannot say so here: shapes in annotations would be unknown names to them."""
+    folders = [SOURCE, *(ROOT / name for name in ("research", "benchmarks", "tests"))]
+    files = {path.relative_to(ROOT): names_in(path) for folder in folders for path in folder.rglob("*.py")}
+    assert {path: read - bound for path, (read, bound) in files.items() if read - bound} == {}
 
 
 def test_the_package_imports_neither_research_nor_benchmarks() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,19 @@ def test_the_licence_is_that_of_the_pretrained_weights(model: ImageModel, licenc
 def test_weights_whose_licence_timm_does_not_name_have_an_unknown_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timm, "get_pretrained_cfg", lambda _: PretrainedCfg())
     assert licence_of(ImageModel("vit_tiny_patch16_224", pretrained="hub")).name == "unknown"
+
+
+def test_a_cards_figures_are_those_of_the_test_set_in_words(tmp_path: Path) -> None:
+    names = ("length_mean", "length_var", "sequence_mean", "sequence_max", "gflops_mean", "gflops_p50", "gflops_p95")
+    figures = dict.fromkeys((*names, "gflops", "mean_ap", "accuracy", "steps", "parameters", "broken_images"), 0.5)
+    result = {**figures, "average_precision": {"no_entry": 0.25}}
+    options = {"patch_size": 8, "img_size": 32, "embed_dim": 32, "depth": 1, "num_heads": 1, "num_classes": 4}
+    model = timm.create_model("plainvit_tiny_patch16_224", **options)
+    release(model, "plainvit_tiny_patch16_224", options, tmp_path / "card", result=result, command="")
+    rows = re.findall(r"^\| ([^|]+) \| 0.5 \|$", (tmp_path / "card" / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) == 10
+    assert not any("_" in name for name in rows)
+    assert {"mean AP", "all labels right", "GFLOPs, mean"} <= set(rows)
 
 
 def test_the_card_loads_the_model(released: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,15 @@ import pytest
 from PIL import Image
 from small_runs import tiny
 
-from adatape.config import Experiment
+from adatape.config import Budget, Experiment, to_dict
 from adatape.evaluate.paper_comparison import paper_accuracy, paper_costs, same_system, system_of
+from adatape.recipes.haystack import haystack
 from adatape.recipes.imagenet import imagenet
 from adatape.recipes.parity import parity
 from adatape.recipes.transfer import finetune
 from adatape.report.page import write_report
 from adatape.report.runs import names
-from adatape.train.folder import prepare
+from adatape.train.folder import prepare, with_budget, write
 
 RESULT = {
     "accuracy": 0.9,
@@ -89,8 +90,28 @@ def test_the_page_has_the_command_the_environment_and_the_figures(tmp_path: Path
     assert "<digits>" not in page
     assert env["torch"] in page
     assert f"adatape figures {folder}" in page  # none were drawn
-    for figure in ("90.00", "0.3", "0.257", "0.002", "0.001", "0.0015", "1,000", "2.00 ± 0.50"):
+    for figure in ("90.00", "0.3", "0.257", "2", "1", "1.5", "MFLOPs", "1,000", "2.00 ± 0.50"):
         assert f">{figure}<" in page
+
+
+def test_a_budget_stored_after_training_is_named_beside_the_trained_ones_figure(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "a", tiny())
+    write(folder / "config.json", to_dict(with_budget(tiny(), Budget(2, 0.5))))
+    write_report([folder], tmp_path / "report.html")
+    said = "accuracy 90.00 % (figures of the trained budget; stored: steps 2, threshold 0.5)"
+    assert said in (tmp_path / "report.html").read_text()
+
+
+def test_an_earlier_report_among_the_folders_is_not_a_run_that_failed(tmp_path: Path) -> None:
+    finished(tmp_path / "a", tiny())
+    for _ in range(2):
+        made = write_report(sorted(tmp_path.iterdir()), tmp_path / "report.html")
+    assert made.runs == 1
+    assert made.skipped == {}
+
+
+def test_a_reader_of_windows_is_named_as_its_recipe_does() -> None:
+    assert names([haystack()]) == ["adatape"]
 
 
 def test_folders_that_are_no_finished_runs_are_named_with_the_reason(tmp_path: Path) -> None:

@@ -439,7 +439,7 @@ def test_a_release_gives_the_same_logits_and_mean_ap_by_its_own_card(
     main(["release", str(run), "--to", str(tmp_path / "released")])
     card = (tmp_path / "released" / "README.md").read_text()
     assert "of which an image may show several or none" in card
-    assert "| mean_ap |" in card
+    assert "| mean AP |" in card
     [code] = card.split("```python\n")[1:]
     # Twice as tall as the model's input, so that it is letterboxed.
     image = Image.open(folder / "images" / "7.png").convert("RGB").resize((160, 192))

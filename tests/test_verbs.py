@@ -29,9 +29,10 @@ from adatape.recipes.parity import parity_small
 from adatape.report.figures import DRAWN
 from adatape.report.legend import LEGEND, legend
 from adatape.report.table import Table
+from adatape.report.tables import trained_table
 from adatape.report.terminal import TerminalProgress, print_table
 from adatape.serve.server import Server, run_server
-from adatape.train.launch import _report_to, train_to_folder
+from adatape.train.launch import Trained, _report_to, train_to_folder
 from adatape.train.run import TrainStatus
 
 SOURCE = Path(cli.__file__).parents[1]
@@ -222,6 +223,13 @@ def test_columns_whose_names_do_not_say_what_they_hold_are_explained_below(capsy
         "ms alone: for one image by itself; ms of 64: for one image of a batch of 64"
     ]
     assert legend(["model", "accuracy"]) == []
+
+
+def test_a_model_without_a_tape_has_no_length_of_one() -> None:
+    result = {"accuracy": 0.5, "gflops_mean": 0.1, "parameters": 1000, "steps": 1, "seconds": 1.0}
+    plain = Trained({**result, "length_mean": 0.0, "length_var": 0.0}, Path("run"))
+    reader = Trained({**result, "length_mean": 2.0, "length_var": 0.25}, Path("run"))
+    assert [trained_table(each).rows[0][1] for each in (plain, reader)] == ["–", "2.0 ± 0.5"]
 
 
 def test_of_several_processes_only_the_first_speaks(

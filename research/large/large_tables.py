@@ -17,7 +17,7 @@ import numpy as np
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "large"
 THIN, WIDE = "16,32,48,48:1500:zoom", "32,64,96,96:2500:zoom+classes"
 SEEDS = (0, 1, 2)
-PLAIN = {224: 1.268, 256: 1.675, 320: 2.838, 384: 4.682, 512: 10.553}  # GMAC
+PLAIN = {224: 1.268, 256: 1.675, 320: 2.838, 384: 4.682, 512: 10.553}  # GFLOPs
 ALL_GMAC = 94.71
 ALGORITHM2, ALGORITHM2_GMAC = "algorithm2 10", 1.997
 DRAWS = 2000
@@ -73,7 +73,7 @@ def street() -> None:
         each = kept.seeds(name)
         print(f"| {label} | {gmac:.2f} | {', '.join(f'{v:.3f}' for v in each)} | {np.mean(each):.3f} | {against} |")
 
-    print("| street scenes, test | GMAC | mean AP, seeds 0, 1, 2 | mean | against |\n|---|---|---|---|---|")
+    print("| street scenes, test | GFLOPs | mean AP, seeds 0, 1, 2 | mean | against |\n|---|---|---|---|---|")
     for side, gmac in PLAIN.items():
         line(f"plain ViT-Ti, {side} px", gmac, f"plain {side}")
     if all(f"{ALGORITHM2} seed {seed}" in kept.scores for seed in SEEDS):
@@ -107,9 +107,7 @@ def lengths() -> None:
 
 
 def megapixel() -> None:
-    print(
-        "\n| Megapixel MNIST, test | GMAC | majority | maximum | topmost | all | seeds |\n|---|---|---|---|---|---|---|"
-    )
+    print("\n| Megapixel MNIST, test | GFLOPs | majority | maximum | topmost | all | seeds |\n" + "|---" * 7 + "|")
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows_of("megapixel.jsonl", final=True, test=True):
         groups.setdefault((row["name"], row.get("reads"), row.get("floor")), []).append(row)

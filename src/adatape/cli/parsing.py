@@ -69,8 +69,17 @@ def _refusal(box: str, given: list[str], verbs: Iterable[str]) -> str:
             sections.append([])
     words = (" ".join(sections[0]) or " ".join(box.split())).partition(" Got errors:")[0]
     words = re.sub(r" \(applied to [^)]*\)", "", words.partition(" Arguments are applied")[0])
+    if _names_nothing(given):
+        words = f"{given[1]} is no recipe, no config.json and no run folder"
     near = _near_command(given, verbs) or _near_option(sections[1:], given)
     return f"{words.rstrip('.')}{f'; perhaps {near} was meant' if near else ''}; --help lists what there is"
+
+
+def _names_nothing(given: list[str]) -> bool:
+    """Whether `train` or `sweep` is given a word that is neither a recipe nor a path that is there."""
+    if given[:1] not in (["train"], ["sweep"]) or len(given) < 2 or _with_kind(given) != given:
+        return False
+    return not given[1].startswith("-") and given[1] not in (*RECIPES, "replay", "resume")
 
 
 def _near_command(given: list[str], verbs: Iterable[str]) -> str | None:

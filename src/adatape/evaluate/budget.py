@@ -86,8 +86,12 @@ def scaled_budget(model: Adaptive, steps: int) -> Budget:
 
 def budget_at(model: Adaptive, steps: int, stored: Budget | None) -> Budget:
     """So many steps of a run; a floor that is stored with it holds at any number of them."""
-    floor = stored.threshold if stored is not None and model.stops_below_threshold and steps > 0 else None
+    floor = stored_floor(model, stored) if steps > 0 else None
     return scaled_budget(model, steps) if floor is None else Budget(steps, floor)
+
+
+def stored_floor(model: Adaptive, stored: Budget | None) -> float | None:
+    return stored.threshold if stored is not None and model.stops_below_threshold else None
 
 
 @torch.no_grad()

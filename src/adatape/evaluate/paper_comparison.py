@@ -83,6 +83,8 @@ def system_of(experiment: Experiment) -> str:
     model = experiment.model
     if isinstance(model, ImageModel):
         family = model.name.split("_")[0]
+        if (model.wrap or {}).get("bank") == "windows":
+            return "adatape"
         learns = (model.wrap or model.options).get("bank") == "learn"
         return f"{'wrapped ' if model.wrap is not None else ''}{family}{'-learn' if learns else ''}"
     if model.reading is None:

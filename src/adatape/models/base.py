@@ -113,7 +113,7 @@ class Adaptive(nn.Module, ABC):
         """Sets the budget of later calls; without arguments, the one it was built with."""
         kinds = "AdaTape, UT, U2T, UViT and PonderNet"
         name = type(self).__name__
-        raise ValueError(f"the model is a {name}, which has no budget: {self.no_budget}; {kinds} have one")
+        raise ValueError(f"this model, {name}, has no budget: {self.no_budget}; {kinds} have one")
 
     def budget(self) -> Budget | None:
         """The current budget; None if the cost is fixed."""

@@ -316,7 +316,7 @@ class WindowTape(Adaptive):
         scanned = self.scan.macs(*(image or self.image)) if tape else 0
         return [
             PartCost("view", embedding_cost(vit).parameters, view * vit.patch_embed.proj.weight.numel()),
-            PartCost("scan", parameter_count(self.scan.layers, self.scan.score), scanned),
+            PartCost("scan", parameter_count(self.scan), scanned),
             PartCost("windows", parameter_count(*own, *encoder), tape * (self._window_macs() + rows)),
             PartCost("blocks", parameter_count(vit.blocks, vit.norm), below + above),
             PartCost("head", parameter_count(vit.head, vit.fc_norm), linear_macs(vit.head)),

@@ -30,7 +30,7 @@ def megapixel(
 
     adatape train megapixel --path data/mnist --task majority
     adatape train megapixel --path data/mnist --system plainvit
-    Both have 0.8 GMAC at the defaults; the plain ViT sees 20 × 20 patches. Not measured yet: the figures in
+    Both have 0.8 GFLOPs at the defaults; the plain ViT sees 20 × 20 patches. Not measured yet: the figures in
     docs/large_images.md are of training in stages (research/large/megapixel.py).
     """
     several = task == "all"

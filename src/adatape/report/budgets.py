@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from adatape.config import Budget
-from adatape.evaluate.budget import trained_budget
+from adatape.data.sets import open_set
+from adatape.evaluate.budget import stored_floor, trained_budget
 from adatape.evaluate.progress import SILENT, Progress
 from adatape.evaluate.result import Result
 from adatape.report.pictures.elastic import draw_elastic, examples_of
@@ -32,6 +33,8 @@ class BudgetComparison(Result):
     lengths_wrong: list[int]
     left_out: dict[int, str]
     """budgets that the model cannot have, and why"""
+    floor: float | None
+    """stored in the run, below which no window is read at any of the budgets"""
     picture: Path
 
 
@@ -46,7 +49,7 @@ def write_budgets(
     """Measures a run at each number of steps; writes `budgets.json` and `budgets.png`, by default into its figures."""
     experiment, model, place, points, usual, left_out = measure_budgets(folder, budgets, device, trust, progress)
     trained = trained_budget(model)
-    examples = examples_of(usual, test_batches(experiment, None, place))
+    examples = examples_of(usual, test_batches(experiment, None, place), open_set(experiment.data, "test").names)
     with write_lock(folder) if out is None else nullcontext():
         out = out or folder / "figures"
         out.mkdir(parents=True, exist_ok=True)
@@ -58,6 +61,7 @@ def write_budgets(
             torch.bincount(usual.length).tolist(),
             torch.bincount(usual.length[~usual.right]).tolist(),
             left_out,
+            stored_floor(model, experiment.model.budget),
             out / "budgets.png",
         )
         write(out / "budgets.json", result.as_dict())

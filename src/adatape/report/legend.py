@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from adatape.config import Budget
 
 LEGEND = {
     "M": "millions of parameters",
@@ -25,7 +29,7 @@ LEGEND = {
     "bound": "with the longest tape or all steps",
     "typical": "mean GFLOPs over 8 noise images, before training",
     "share": "of all GFLOPs",
-    "halts at": "threshold at which reading stops",
+    "halts at": "halting sum at which reading stops; of windows, the score below which none is read",
     "mean AP": "mean over labels of the average precision",
     "test mean AP": "mean over labels of the average precision",
     "ms alone": "for one image by itself",
@@ -64,6 +68,10 @@ def legend(columns: Iterable[str]) -> list[str]:
     known = [f"{name}: {LEGEND[name]}" for name in dict.fromkeys(columns) if name in LEGEND]
     batches = [f"{name}: for one image of a batch of {name[6:]}" for name in columns if _is_batch(name)]
     return ["; ".join(known + batches)] if known or batches else []
+
+
+def budget_text(budget: Budget) -> str:
+    return f"steps {budget.steps}" + ("" if budget.threshold is None else f", threshold {budget.threshold:.3g}")
 
 
 def _is_batch(name: str) -> bool:

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from adatape.config import to_dict
 from adatape.evaluate.paper_comparison import shape_of
 from adatape.evaluate.result import FIGURE_NAMES, Result, main_figure
-from adatape.report.legend import caption, rank
+from adatape.report.legend import budget_text, caption, rank
 from adatape.report.runs import (
     Row,
     Run,
@@ -48,7 +48,7 @@ class ReportResult(Result):
 def write_report(folders: Sequence[Path], out: Path = Path("runs/report.html")) -> ReportResult:
     """Writes the page; folders without a finished run are named on it with the reason."""
     _check_out(out)
-    runs, skipped = read_runs(folders)
+    runs, skipped = read_runs([folder for folder in folders if folder.resolve() != out.resolve()])
     if not runs:
         why = "; ".join(f"{folder}: {reason}" for folder, reason in skipped.items()) or "no folder was given"
         raise ValueError(f"no finished run to report: {why}")
@@ -83,7 +83,7 @@ def _page(groups: Sequence[Sequence[Run]], rows: Sequence[Row], skipped: dict[st
 def _article(run: Run) -> dict[str, Any]:
     env = {name: value for name, value in run.env.items() if name != "command"}
     files = {"environment": env, "config.json": to_dict(run.experiment), "result.json": run.result}
-    main = main_figure(run.result)
+    main, budget = main_figure(run.result), run.experiment.model.budget
     pictures = sorted((run.folder / "figures").glob("*.png"), key=lambda path: rank(path.stem))
     return {
         "folder": run.folder,
@@ -95,6 +95,7 @@ def _article(run: Run) -> dict[str, Any]:
         "versions": ", ".join(
             f"{each} {env[each]}" for each in ("python", "torch", "timm", "adatape") if env.get(each)
         ),
+        "stored": "" if budget is None else f"figures of the trained budget; stored: {budget_text(budget)}",
         "command": run.env.get("command", "the command is not known"),
         "figures": [(caption(path.stem), base64.b64encode(path.read_bytes()).decode()) for path in pictures],
         "missing_weights": missing_weights(run.folder) or "",

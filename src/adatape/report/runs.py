@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from adatape.config import Experiment, to_dict
 from adatape.evaluate.paper_comparison import paper_accuracy, paper_costs, same_system, shape_of, system_of
-from adatape.evaluate.result import main_figure
+from adatape.evaluate.result import main_figure, work_unit
 from adatape.report.table import Table
 from adatape.train.folder import RESULT, load_config, load_result
 from adatape.train.trust import check_links
@@ -42,7 +42,7 @@ COLUMNS = {
     "mean_ap": Figure("mean AP %", 100, ".2f"),
     "loss": Figure("loss", 1, ".2g"),
     "parameters": Figure("M param.", 1e-6, ".3f"),
-    "gflops": Figure("GFLOPs", 1, ".3g"),
+    "gflops": Figure("{unit}", 1, ".3g"),
     "gflops_mean": Figure("… mean", 1, ".3g"),
     "gflops_p95": Figure("… p95", 1, ".3g"),
     "steps": Figure("steps", 1, ",.0f"),
@@ -53,7 +53,7 @@ ROUNDING = 1e-9  # of the mean: seeds whose figures differ by less have the same
 NOTE = (
     "Accuracy and loss are on the test set. Where images have several labels, mean AP is the mean over classes of "
     "average precision, and accuracy the share of images with all labels right. One multiply-add counts as 1 in "
-    "GFLOPs: first what the budget allows, then mean and 95th percentile over test samples. steps: of training; "
+    "FLOPs: first what the budget allows, then mean and 95th percentile over test samples. steps: of training; "
     "samples/s: meanwhile, evaluation included. tape: tokens read, mean ± standard deviation over test samples. "
     "Where runs differ only by seed, the other figures are mean ± standard deviation over seeds."
 )
@@ -112,17 +112,19 @@ def names(experiments: Sequence[Experiment]) -> list[str]:
 
 def results_table(rows: Sequence[Row], heads: Mapping[str, str] = HEADS, notes: Sequence[str] = (NOTE,)) -> Table:
     heads = {name: head for name, head in heads.items() if name != "mean_ap" or any(row.get(name) for row in rows)}
+    unit, scale = work_unit(max((row["gflops"] or row["gflops_mean"] or 0.0 for row in rows), default=0.0))
     cells = [
         [
             row["recipe"],
             row["name"],
-            *(written(row, name) for name in heads),
+            *(written(row, name, scale if name.startswith("gflops") else 1) for name in heads),
             f"{row['length_mean']:.2f} ± {row['length_var'] ** 0.5:.2f}" if row["length_mean"] else "–",
             ", ".join(map(str, row["seeds"])),
         ]
         for row in rows
     ]
-    return Table(["recipe", "system", *heads.values(), "tape", "seeds"], cells, notes=notes, words=(0, 1))
+    named = [head.format(unit=unit) for head in heads.values()]
+    return Table(["recipe", "system", *named, "tape", "seeds"], cells, notes=notes, words=(0, 1))
 
 
 def paper_accuracy_table(groups: Sequence[Sequence[Run]], rows: Sequence[Row]) -> Table:
@@ -160,12 +162,13 @@ def paper_cost_table(groups: Sequence[Sequence[Run]]) -> Table:
     return Table(head, cells, notes=[note], words=(0, 5))
 
 
-def written(row: Row, name: str) -> str:
+def written(row: Row, name: str, scale: float = 1) -> str:
     mean, spread, column = row[name], row.get(f"{name}_sd", 0.0), COLUMNS[name]
+    scale *= column.scale
     if mean is None:
         return "–"
-    text = format(column.scale * mean, column.text)
-    return f"{text} ± {column.scale * spread:{column.text}}" if spread > ROUNDING * abs(mean) else text
+    text = format(scale * mean, column.text)
+    return f"{text} ± {scale * spread:{column.text}}" if spread > ROUNDING * abs(mean) else text
 
 
 def _runs_in(folder: Path) -> list[Path]:

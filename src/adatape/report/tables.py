@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from adatape.evaluate.result import FIGURE_NAMES, main_figure, work_unit
-from adatape.report.legend import caption, legend
+from adatape.report.legend import budget_text, caption, legend
 from adatape.report.table import Table
 
 if TYPE_CHECKING:
-    from adatape.config import Budget
     from adatape.evaluate.catalogue import ModelCost, ModelList
     from adatape.evaluate.recipes import RecipeList
     from adatape.export import ExportResult
@@ -89,7 +88,7 @@ def trained_table(found: Trained) -> Table:
     unit, (mean,) = _work([result["gflops_mean"]])
     row = (
         f"{result[name]:.2%}",
-        _spread(result["length_mean"], result["length_var"]),
+        _read(result),
         f"{_millions(result['parameters'])} M",
         mean,
         str(result["steps"]),
@@ -109,7 +108,7 @@ def swept_table(found: Swept) -> Table:
         (
             *(str(row[name]) for name in chosen),
             f"{row[main]:.2%}",
-            f"{row['length_mean']:.1f}",
+            f"{row['length_mean']:.1f}" if row["length_mean"] else "–",
             mean,
             str(row["steps"]),
         )
@@ -134,7 +133,7 @@ def evaluated_table(found: Evaluated) -> Table:
         *work,
     )
     columns = (*right, "loss", "sequence", "longest", "variance", f"{unit} mean", "p50", "p95", "bound")
-    stored = [f"at the budget stored in the run: {_written(found.stored)}"] if found.stored else []
+    stored = [f"at the budget stored in the run: {budget_text(found.stored)}"] if found.stored else []
     return _explained(columns, [row], notes=[*_by_class(score.average_precision), *stored], words=())
 
 
@@ -164,7 +163,7 @@ def demo_table(found: DemoResult) -> Table:
 def _demo_figures(result: dict[str, Any], score: dict[str, Any], gflops: float) -> tuple[str, ...]:
     return (
         f"{score['accuracy']:.2%}",
-        _spread(score["length_mean"], score["length_var"]) if score["length_mean"] else "–",
+        _read(score),
         f"{_millions(result['parameters'])} M",
         f"{gflops * 1e3:.2f}",
         f"{result['seconds']:.0f} s",
@@ -202,8 +201,11 @@ def export_table(found: ExportResult) -> Table:
 def budgets_table(found: BudgetComparison) -> Table:
     trained = found.trained.steps
     marks = ["trained" if row["steps"] == trained else "beyond" if row["steps"] > trained else "" for row in found.rows]
-    left_out = [f"budget {steps} left out: {reason}" for steps, reason in found.left_out.items()]
-    return _budgets(found.rows, marks, notes=[*left_out, f"picture: {found.picture}"])
+    notes = [f"budget {steps} left out: {reason}" for steps, reason in found.left_out.items()]
+    if found.floor is not None:
+        marks = [mark.replace("trained", "") for mark in marks]
+        notes.append(f"with the floor stored in the run; `adatape budget {found.run} --reset` removes it")
+    return _budgets(found.rows, marks, notes=[*notes, f"picture: {found.picture}"])
 
 
 def found_budget_table(found: FoundBudget) -> Table:
@@ -214,7 +216,7 @@ def found_budget_table(found: FoundBudget) -> Table:
         kept = f"stored in {found.config}; `adatape budget {found.run} --reset` removes it"
     unit, (mean,) = _work([found.reported["gflops_mean"]])
     notes = [
-        f"budget: {_written(found.budget)}; {FIGURE_NAMES[name]} {found.reported[name]:.2%}, "
+        f"budget: {budget_text(found.budget)}; {FIGURE_NAMES[name]} {found.reported[name]:.2%}, "
         f"{mean} {unit}, {found.chosen['ms_batch1']:.3f} ms for one image",
         found.chosen_on,
         kept,
@@ -223,12 +225,8 @@ def found_budget_table(found: FoundBudget) -> Table:
 
 
 def removed_budget_table(found: RemovedBudget) -> Table:
-    gone = f"removed {_written(found.budget)}" if found.budget else "no budget was stored"
-    return Table((), [], notes=[f"{found.run}: {gone}; it is used as trained, with {_written(found.trained)}"])
-
-
-def _written(budget: Budget) -> str:
-    return f"steps {budget.steps}" + ("" if budget.threshold is None else f", threshold {budget.threshold:.3g}")
+    gone = f"removed {budget_text(found.budget)}" if found.budget else "no budget was stored"
+    return Table((), [], notes=[f"{found.run}: {gone}; it is used as trained, with {budget_text(found.trained)}"])
 
 
 def _budgets(rows: Sequence[dict[str, Any]], marks: Sequence[str], title: str = "", notes: Sequence[str] = ()) -> Table:
@@ -297,7 +295,8 @@ def figures_table(found: FiguresResult) -> Table:
     left_out = f"{found.metrics} has damaged lines, left out here: {found.damaged_lines}"
     notes = [left_out] if found.damaged_lines else []
     if found.stored is not None:
-        notes.append(f"drawn at the trained budget; the one stored in the run ({_written(found.stored)}) is left out")
+        stored = budget_text(found.stored)
+        notes.append(f"drawn at the trained budget; the one stored in the run ({stored}) is left out")
     return _explained(("figure", "what it shows"), rows, str(found.run), notes, words=(0, 1))
 
 
@@ -310,7 +309,7 @@ def report_table(found: ReportResult) -> Table:
         "accuracy": "accuracy %",
         "mean_ap": "mean AP %",
         "parameters": "M parameters",
-        "gflops_mean": "GFLOPs mean",
+        "gflops_mean": "{unit} mean",
     }
     return results_table(found.rows, heads, notes)
 
@@ -320,7 +319,7 @@ def started_table(found: Started) -> Table:
     times = ", ".join(f"{ms:.1f}" for ms in found.latency.values())
     columns = ("model", "device", "budgets", "ms for one sample")
     row = (found.name, found.device, steps, times)
-    default = [] if found.default is None else [f"requests that name no budget: {_written(found.default)}"]
+    default = [] if found.default is None else [f"requests that name no budget: {budget_text(found.default)}"]
     notes = [*default, f"listening on {found.address}  (Ctrl+C stops)"]
     return _explained(columns, [row], notes=notes, words=range(4))
 
@@ -339,8 +338,10 @@ def _figure(value: float | None, form: str) -> str:
     return "–" if value is None else f"{value:{form}}"
 
 
-def _spread(mean: float, variance: float) -> str:
-    return f"{mean:.1f} ± {variance**0.5:.1f}"
+def _read(score: dict[str, Any]) -> str:
+    """Tape tokens, mean and deviation; a model that reads none has no length."""
+    mean = score["length_mean"]
+    return f"{mean:.1f} ± {score['length_var'] ** 0.5:.1f}" if mean else "–"
 
 
 def _range(row: dict[str, Any], name: str, form: str) -> str:

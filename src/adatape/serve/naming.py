@@ -10,6 +10,19 @@ from adatape.data_config import Images, Megapixel, Parity, Scenes
 from adatape.models.base import Adaptive
 from adatape.models.sequence import SymbolEmbed
 
+METHODS = {
+    "Plain": "Transformer",
+    "Universal": "Universal Transformer",
+    "vit": "ViT",
+    "plainvit": "PlainViT",
+    "deit": "DeiT",
+    "vit3ffn": "ViT-3FFN",
+    "ut": "Universal Transformer",
+    "u2t": "U2T",
+    "uvit": "UViT",
+    "avit": "A-ViT",
+    "ponder": "PonderNet",
+}
 OWN_FILES = ("folder", "arrays", "shards", "scenes")  # sources that are named by where they lie
 
 
@@ -26,7 +39,8 @@ def architecture(experiment: Experiment, model: Adaptive) -> str:
 def _method(experiment: Experiment, model: Adaptive) -> str:
     if model.tape_bank() is not None or model.window_grid() is not None:
         return "AdaTape"
-    return architecture(experiment, model).partition("_")[0]
+    name = architecture(experiment, model).partition("_")[0]
+    return METHODS.get(name, name)
 
 
 def _data(data: Images | Parity | Scenes | Megapixel) -> str:

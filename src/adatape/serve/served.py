@@ -199,4 +199,6 @@ def _bank(model: Adaptive) -> dict[str, Any]:
             return {"kind": "learn", "patch": None, "grid": None, "size": bank.size}
         case SymbolEmbed():
             return {"kind": "input", "patch": None, "grid": None, "size": bank.size}
-    return {"kind": None, "patch": None, "grid": None, "size": 0}
+        case None:
+            return {"kind": None, "patch": None, "grid": None, "size": 0}
+    return {"kind": "other", "patch": None, "grid": None, "size": bank.size}

@@ -20,13 +20,21 @@ Stop = dict[str, float | None]
 
 def stops_of(folder: Path, model: Adaptive) -> list[Stop]:
     """One for each number of steps, from least to most; only the measured ones where there are very many."""
-    measured = {stop["steps"]: stop for stop in _measured(folder)}
+    measured = {stop["steps"]: stop for stop in _measured(folder) if _at_floor(model, stop)}
     known = model.budget_range()
     if known is None or known.most - known.least >= MOST_STOPS:
         return list(measured.values())
     unknown: Stop = dict.fromkeys(FIGURES)
     bounds = _bounds(model, range(known.least, known.most + 1))
     return [{"steps": steps, **unknown, **measured.get(steps, {}), "gflops": most} for steps, most in bounds.items()]
+
+
+def _at_floor(model: Adaptive, stop: Stop) -> bool:
+    """Whether a stop was measured with the floor that holds now; one may have been stored or removed since."""
+    steps, threshold = stop["steps"], stop["threshold"]
+    if not model.stops_below_threshold or not steps:
+        return True
+    return math.isclose(threshold or 0.0, budget_at(model, int(steps), model.budget()).threshold or 0.0, rel_tol=1e-3)
 
 
 def bound(model: Adaptive) -> float | None:

@@ -45,7 +45,7 @@ def fewshot_run(
     if trained_on.image_size is None:
         raise ValueError(f"{folder} is a run on {type(trained_on).__name__}; few-shot needs one on images")
     if trained_on.several_labels:
-        raise ValueError(f"{folder} is a run on images with several labels; few-shot needs one on square ones with one")
+        raise ValueError(f"{folder} is a run on images with several labels; few-shot needs one label per image")
     data = data_named(on, trained_on.image_size[0], trained_on.exif_orientation)
     place = torch.device(pick_device(device))
     model = model.to(place)

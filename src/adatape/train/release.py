@@ -29,7 +29,20 @@ from adatape.train.weights import FORMAT, stamp
 from adatape.validation import read_object
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-UNTOLD = ("lengths", "logits_sha256", "seconds", "samples_per_second")
+OF_TRAINING = ("seconds", "samples_per_second", "steps", "parameters", "broken_images", "converted_images")
+UNTOLD = ("lengths", "logits_sha256", *OF_TRAINING)
+FIGURES = {
+    "mean_ap": "mean AP",
+    "average_precision": "average precision",
+    "length_mean": "tape tokens read, mean",
+    "length_var": "tape tokens read, variance",
+    "sequence_mean": "tokens of input and tape, mean",
+    "sequence_max": "tokens of input and tape, most",
+    "gflops_mean": "GFLOPs, mean",
+    "gflops_p50": "GFLOPs, median",
+    "gflops_p95": "GFLOPs, 95th percentile",
+    "gflops": "GFLOPs, with the longest tape or all steps",
+}
 NAMED = 3  # tensors named in an error message; further ones are counted
 FAMILIES = {
     "adatape": "AdaTape (Xue et al., ICML 2023): a ViT with a tape of additional tokens, whose number adapts",
@@ -285,11 +298,13 @@ def _card(
 
 def _flat(result: dict[str, Any]) -> dict[str, Any]:
     """Figures that are given by class as one for each; without those that only a run's tests need."""
+    names = FIGURES if result.get("mean_ap") is None else {**FIGURES, "accuracy": "all labels right"}
     rows: dict[str, Any] = {}
     for key, value in result.items():
         if key in UNTOLD:
             continue
-        rows |= {f"{key}, {name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
+        said = names.get(key, key)
+        rows |= {f"{said}, {name}": each for name, each in value.items()} if isinstance(value, dict) else {said: value}
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -35,8 +36,9 @@ def with_fields(experiment: Experiment, fields: dict[str, Any]) -> Experiment:
         for step in path:
             place = place.get(step) if isinstance(place, dict) else None  # type: ignore[assignment]
         if not isinstance(place, dict) or (last not in place and path[-1:] not in (["options"], ["wrap"])):
-            known = ", ".join(_paths(values))
-            raise ValueError(f"{name} is not a field of this experiment; it has {known}")
+            known = list(_paths(values))
+            near = "".join(f"; perhaps {each} was meant" for each in difflib.get_close_matches(name, known, 1))
+            raise ValueError(f"{name} is not a field of this experiment; it has {', '.join(known)}{near}")
         place[last] = value
     return from_dict(Experiment, values)
 

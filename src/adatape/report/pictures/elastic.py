@@ -11,7 +11,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 from torch import Tensor
 
 from adatape.data.loaders import Labelled
@@ -30,6 +30,7 @@ ABOVE: dict[str, Any] = {
     "borderaxespad": 0,
 }
 SHOWN = 6  # easy examples, and hard ones
+SHORT, LONGEST = 10, 16  # letters of two names that fit a line, and of one that is not cut
 SYMBOLS = ListedColormap([BLUE, "#B8B8B8", ORANGE])
 
 
@@ -39,30 +40,34 @@ class Example(NamedTuple):
     right: bool
 
 
-def examples_of(rows: Rows, batches: Iterable[Labelled]) -> tuple[list[Example], list[Example]]:
+def examples_of(rows: Rows, batches: Iterable[Labelled], names: Sequence[str]) -> tuple[list[Example], list[Example]]:
     """Easy ones are right after a short tape, the surest first; hard ones wrong, or right after a long tape."""
     order = sorted(range(len(rows.label)), key=lambda n: _hardness(rows, n))
     easy = [n for n in order[:SHOWN] if rows.right[n]]
     hard = [n for n in reversed(order[-SHOWN:]) if n not in easy]
     wanted = inputs_at(batches, {*easy, *hard})
-    return [_example(rows, n, wanted[n]) for n in easy], [_example(rows, n, wanted[n]) for n in hard]
+    shown = ([_example(rows, n, wanted[n], names) for n in each] for each in (easy, hard))
+    return next(shown), next(shown)
 
 
 def _hardness(rows: Rows, n: int) -> tuple[bool, int, float]:
     return (not bool(rows.right[n]), int(rows.length[n]), -float(rows.confidence[n]))
 
 
-def _example(rows: Rows, n: int, x: Tensor) -> Example:
-    label, answer = (_named(column[n]) for column in (rows.label, rows.answer))
-    said = label if label == answer else f"{label}, said {answer}"
+def _example(rows: Rows, n: int, x: Tensor, names: Sequence[str]) -> Example:
+    label, answer = (_named(column[n], names) for column in (rows.label, rows.answer))
+    gap = " " if len(label) + len(answer) < SHORT else "\n"
+    said = label if label == answer else f"{label},{gap}said {answer}"
     return Example(x, f"{said}\nreads {int(rows.length[n])}", label == answer)
 
 
-def _named(answer: Tensor) -> str:
-    """The class, or the numbers of several labels."""
+def _named(answer: Tensor, names: Sequence[str]) -> str:
+    """The class, or several labels."""
     if answer.dim() == 0:
-        return str(int(answer))
-    return "+".join(map(str, answer.nonzero().flatten().tolist())) or "none"
+        said = names[int(answer)]
+    else:
+        said = "+".join(names[n] for n in answer.nonzero().flatten().tolist()) or "none"
+    return said if len(said) <= LONGEST else f"{said[: LONGEST - 1]}…"
 
 
 def draw_elastic(
@@ -113,6 +118,8 @@ def _draw_curve(
     if len(lines) > 1:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axes.xaxis.set_minor_formatter("{x:g}")
         axes.legend(**ABOVE)
     axes.set_xlabel(label)
     axes.margins(0.1, 0.2)

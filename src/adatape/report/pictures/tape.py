@@ -51,9 +51,7 @@ def read(model: Adaptive, x: Tensor) -> Tape:
         model.train(training)
     if output.tape is None:
         budget = " at a budget of 0" if model.budget_range() else ""
-        raise ValueError(
-            f"the model is a {type(model).__name__}, which reads no tape{budget}; there is nothing to show"
-        )
+        raise ValueError(f"this model, {type(model).__name__}, reads no tape{budget}; there is nothing to show")
     return output.tape
 
 

@@ -7,7 +7,7 @@ const MAPS = 6;
 const atlas = [];
 
 export function setUpAtlas(model) {
-  if (!model.bank?.kind || model.bank.kind === "windows" || !budget.trained) return;
+  if (model.bank?.kind !== "input" || !budget.trained) return; // only its tokens are patches with a place
   $("#atlas").hidden = false;
   for (const input of all("input[name=measure]")) input.addEventListener("change", showAtlas);
   const seen = new IntersectionObserver((entries) => {

@@ -62,7 +62,8 @@ const qualityName = (stop) => (stop.mean_ap == null ? "accuracy" : "mean AP");
 /** A number of steps, and what it gives on the test set and costs, as far as that is known. */
 function tickOf(steps) {
   const stop = stopAt(steps);
-  const figures = measured(stop) ? [quality(stop), workDigits(stop.gflops_mean)] : stop ? [workDigits(stop.gflops)] : [];
+  const bound = stop && !budget.stops.some(measured) ? [workDigits(stop.gflops)] : []; // beside means a bound would mislead
+  const figures = measured(stop) ? [quality(stop), workDigits(stop.gflops_mean)] : bound;
   return make("span", {}, make("b", { textContent: steps }), ...figures.map((text) => make("i", { textContent: text })));
 }
 
@@ -75,8 +76,8 @@ function legend() {
 function stopSentence(stop) {
   if (budget.threshold !== null) return "Figures under the stops hold where the threshold follows the budget.";
   if (!measured(stop))
-    return `At most ${stop.steps}: up to ${work(stop.gflops)} ${unitName()}. Accuracy at each budget has not been ` +
-      `measured: adatape eval RUN --budgets ${budget.stops.map((each) => each.steps).join(",")}`;
+    return `At most ${stop.steps}: up to ${work(stop.gflops)} ${unitName()}. Accuracy has not been measured here; this does: ` +
+      `adatape eval RUN --budgets ${budget.stops.map((each) => each.steps).join(",")}`;
   const read = budget.windows ? `${figure(stop.length_mean)} windows and ` : "";
   const floor = budget.windows && stop.threshold ? `, fewer where the next score is below ${figure(stop.threshold)}` : "";
   return `At most ${stop.steps}${floor}: ${qualityName(stop)} ${stop.mean_ap?.toFixed(3) ?? quality(stop)} with ${read}` +

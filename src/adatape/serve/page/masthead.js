@@ -19,7 +19,14 @@ export function showFacts(model) {
   else if (model.accuracy != null) facts.push(`${(100 * model.accuracy).toFixed(1)} % right on its test set`);
   if (model.kind === "image") facts.push(`${model.classes.length} ${model.several_labels ? "labels" : "classes"}`);
   if (model.bank?.kind === "windows") showWindows(sides(model.input.size));
+  if (!model.bank?.kind) showNoTape(model.kind === "parity" ? "sequence" : "picture");
   $("#facts").replaceChildren(...facts.map((fact) => make("span", { textContent: fact })));
+}
+
+/** Of a plain Transformer, or one that adapts its depth: the style sheet hides what is about tapes. */
+function showNoTape(input) {
+  document.body.dataset.bank = "none";
+  $("#lead").textContent = `This model reads no tape: it sees the whole ${input} at once.`;
 }
 
 function showWindows([height, width]) {

@@ -10,8 +10,9 @@ import { emphasise, Reading } from "./tape.js";
 const SYMBOLS = [-1, 0, 1];
 
 export function setUpParity(model) {
-  $("#lead").textContent = "Each sequence decides how much is computed for it: the model reads a few symbols at a time " +
-    "onto a tape, and stops as soon as it has read enough.";
+  if (model.bank?.kind)
+    $("#lead").textContent = "Each sequence decides how much is computed for it: the model reads a few symbols at a time " +
+      "onto a tape, and stops as soon as it has read enough.";
   const parity = new Parity(model);
   budget.listeners.push(() => parity.run());
 }
@@ -20,6 +21,7 @@ class Parity {
   constructor(model) {
     this.root = $("#parity");
     this.length = model.length;
+    this.bank = model.bank?.kind;
     this.latest = new Latest();
     this.pairs = [];
     this.reading = new Reading($(".reading", this.root), (token) => this.#highlight(token));
@@ -71,7 +73,7 @@ class Parity {
     ];
     $("#verdict").replaceChildren(...verdict);
     $(".figures", this.root).hidden = answer.tokens == null;
-    if (answer.tokens != null) showFigures(this.root, answer, true);
+    if (answer.tokens != null) showFigures(this.root, answer, this.bank);
     this.reading.show(this.pairs, { threshold: budget.threshold, ...answer.budget }, (at) => make("em", { textContent: signed(symbols[at]) }));
     this.#arcs();
     announce($("#verdict").textContent);

@@ -9,7 +9,7 @@ const LEAST = { token: 9.5, window: 5 }; // rem of a slot
 
 export function haltSentence(tape, used) {
   const steps = used.steps ?? budget.steps;
-  if (!tape.length) return steps ? "This model reads no tape." : "Nothing is read: at this budget it is a plain Transformer.";
+  if (!tape.length) return "Nothing is read: at this budget it is a plain Transformer.";
   const total = figure(sum(tape.map((token) => Math.max(...token.weight))));
   const limit = used.threshold == null ? null : figure(used.threshold);
   const read = `${tape.length} of ${steps}`;

@@ -5,10 +5,9 @@ const SMALL = 0.1; // GFLOPs of a full budget below which millions say more
 const unit = { name: "GFLOPs", gflops: 1 };
 
 /** One unit for all figures of a page, so that they can be compared. */
-export function setUnit({ gflops, bank }) {
-  const operations = bank?.kind === "windows" ? "MAC" : "FLOPs";
+export function setUnit({ gflops }) {
   const small = gflops != null && gflops < SMALL;
-  Object.assign(unit, small ? { name: `M${operations}`, gflops: 1e-3 } : { name: `G${operations}`, gflops: 1 });
+  Object.assign(unit, small ? { name: "MFLOPs", gflops: 1e-3 } : { name: "GFLOPs", gflops: 1 });
   nameUnit(document);
   $("#unit").textContent = `${unit.name}: ${small ? "millions" : "billions"} of multiply-adds.`;
 }
