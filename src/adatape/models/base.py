@@ -96,10 +96,6 @@ class Adaptive(nn.Module, ABC):
         logits = self.forward_head(rows) if two_heads else self.classify(features)
         return Output(logits, features, result.ponder, result.tape, result.steps) if output else logits
 
-    def timm_model(self) -> nn.Module:
-        """What a name of timm's registry builds: this model, or the ViT where nothing was added to it."""
-        return self
-
     def budget_range(self) -> BudgetRange | None:
         """The budgets that can be set; None if the cost is fixed."""
         return None

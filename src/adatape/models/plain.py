@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from adatape.models.base import Adaptive, BlocksOutput, OnBlock
 
@@ -18,6 +18,3 @@ class Plain(Adaptive):
         tokens, rope = self.embed_with_rope(x)
         tokens = self.run_plain_blocks(tokens, rope, len(self.vit.blocks), on_block)
         return BlocksOutput(tokens, ponder=tokens.new_zeros(tokens.shape[0]))
-
-    def timm_model(self) -> nn.Module:
-        return self.vit

@@ -21,6 +21,7 @@ from adatape.data.augment import SHORT_SIDE
 from adatape.data.letterbox import FILL, LETTERBOX
 from adatape.data.sets import LabelledSet, open_set
 from adatape.evaluate.result import Result
+from adatape.models.base import Adaptive
 from adatape.models.build import image_size_options
 from adatape.train.folder import load_result, load_run
 from adatape.train.identity import Identity, identity
@@ -127,9 +128,8 @@ def release_to_folder(folder: Path, to: Path, trust: bool = False, licence: str 
     command = str(env.get("command", "the command is not known"))
     known = licence_of(settings, licence)
     wrapped = {} if settings.wrap is None else {"backbone": settings.name, **settings.wrap, **whole}
-    mean, std = (None, None) if model.rescale is None else model.rescale.statistics()
     release(
-        model.timm_model(),
+        model,
         "adatape" if wrapped else settings.name,
         {**shape, **settings.options, **wrapped},
         to,
@@ -137,8 +137,6 @@ def release_to_folder(folder: Path, to: Path, trust: bool = False, licence: str 
         command=command,
         classes=test.names,
         input_size=(channels, height, width),
-        mean=mean,
-        std=std,
         several_labels=data.several_labels,
         **crop,
         budget=settings.budget,
@@ -186,18 +184,23 @@ def release(
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists and is not empty; choose another or remove it")
+    skeleton = _built(name, options)
+    # A run of timm's own ViT holds it as `vit`, where timm's name builds the ViT itself.
+    named = model.vit if isinstance(model, Adaptive) and not isinstance(skeleton, Adaptive) else model
     # timm's users scale by mean and std, so the module that does it here is left out.
-    saved = {key: value for key, value in model.state_dict().items() if not key.startswith("rescale.")}
+    saved = {key: value for key, value in named.state_dict().items() if not key.startswith("rescale.")}
     weights = {key: value.detach().cpu().contiguous() for key, value in saved.items()}
-    skeleton = _rebuilt(name, options, weights)
+    _check_weights(skeleton, name, weights)
     if classes is not None and len(classes) != skeleton.num_classes:
         raise ValueError(f"classes has {len(classes)} names; the model has {skeleton.num_classes} classes")
     size = input_size or _input_size(skeleton, options)
+    rescale = getattr(model, "rescale", None)
     half = (0.5,) * size[0]
+    own_mean, own_std = (half, half) if rescale is None else rescale.statistics()
     seen: dict[str, Any] = {
         "input_size": size,
-        "mean": mean or half,
-        "std": std or half,
+        "mean": mean or own_mean,
+        "std": std or own_std,
         "interpolation": interpolation,
         "license": licence.name,
     }
@@ -216,14 +219,17 @@ def release(
     return folder
 
 
-def _rebuilt(name: str, options: dict[str, Any], weights: dict[str, Tensor]) -> Any:
-    """Builds the model of name and options on the meta device; raises if the weights do not fit it."""
+def _built(name: str, options: dict[str, Any]) -> Any:
+    """The model of name and options on the meta device."""
     try:
         options = json.loads(json.dumps(options))
     except TypeError as error:
         raise ValueError(f"options are {options}; they must be JSON values: {error}") from error
     with torch.device("meta"):
-        skeleton = timm.create_model(name, **options)
+        return timm.create_model(name, **options)
+
+
+def _check_weights(skeleton: nn.Module, name: str, weights: dict[str, Tensor]) -> None:
     here = {key: tuple(value.shape) for key, value in weights.items()}
     there = {key: tuple(value.shape) for key, value in skeleton.state_dict().items()}
     wrong = [
@@ -234,7 +240,6 @@ def _rebuilt(name: str, options: dict[str, Any], weights: dict[str, Tensor]) -> 
     if wrong:
         more = f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
         raise ValueError(f"{name} with these options is another model: {'; '.join(wrong[:NAMED])}{more}")
-    return skeleton
 
 
 def _input_size(skeleton: Any, options: dict[str, Any]) -> tuple[int, ...]:
