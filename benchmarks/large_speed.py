@@ -7,8 +7,8 @@
 Sides are timed in turns, batch by batch. `decoding` starts from JPEG bytes, which threads decode by Pillow; all models
 get the full scene on the device, and the plain ViTs' is shrunk there. In batches, the next batch is decoded meanwhile;
 a single image is decoded when it is asked for. Budgets are those of one model with a view, not compiled; with `--run`
-those of a trained one, also with the floor that is stored in it. `--files` decodes images of a folder in turns, which
-a floor needs.
+those of a trained one, compiled too, and the floor that is stored in it, not compiled, since a compiled model encodes
+the windows below it as well. `--files` decodes images of a folder in turns, which a floor needs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Side(NamedTuple):
     name: str
     build: Callable[[], torch.nn.Module]
     size: tuple[int, int]
-    budget: int | None = None
+    compiles: bool = True  # timed compiled, too
 
 
 def plain(how: argparse.Namespace, rows: int, columns: int) -> Side:
@@ -67,7 +67,7 @@ def windows(how: argparse.Namespace, name: str, budget: int | None = None, **opt
             model.set_budget(budget)
         return model
 
-    return Side(name, build, image, budget)
+    return Side(name, build, image, compiles=budget is None)
 
 
 def trained(how: argparse.Namespace, steps: int | None) -> Side:
@@ -79,7 +79,8 @@ def trained(how: argparse.Namespace, steps: int | None) -> Side:
             model.set_budget(steps, 0.0)
         return model
 
-    return Side("run, stored floor" if steps is None else f"run, {steps} windows", build, tuple(how.image), steps or 8)
+    name = "run, stored floor" if steps is None else f"run, {steps} windows"
+    return Side(name, build, tuple(how.image), compiles=steps is not None)
 
 
 def sides_of(how: argparse.Namespace) -> list[Side]:
@@ -199,7 +200,7 @@ def rows_of_batch(how: argparse.Namespace, batch: int) -> list[Row]:
     gmacs: dict[str, float] = {}
     for side in sides_of(how):
         gmac = total(cost(side.build())).macs / 1e9
-        for compiled in (False, True) if how.compile == "yes" and side.budget is None else (False,):
+        for compiled in (False, True) if how.compile == "yes" and side.compiles else (False,):
             found = timed_sides(how, side, compiled, scenes, pixels)
             builders |= found
             gmacs |= dict.fromkeys(found, gmac)
