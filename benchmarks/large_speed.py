@@ -2,11 +2,13 @@
 
     python benchmarks/large_speed.py results/large/speed.jsonl                 on a GPU; most of the time is compiling
     python benchmarks/large_speed.py results/large/speed.jsonl --compile no
-    python benchmarks/large_speed.py results/large/speed.jsonl --run street --files FOLDER
+    python benchmarks/large_speed.py results/large/speed.jsonl --run src/adatape/serve/models/street --files FOLDER
 
-Sides are timed in turns, batch by batch. `decoding` starts from JPEG bytes, which threads decode by Pillow; all models
-get the full scene on the device, and the plain ViTs' is shrunk there. In batches, the next batch is decoded meanwhile;
-a single image is decoded when it is asked for. Budgets are those of one model with a view, not compiled; with `--run`
+Sides are timed in turns, batch by batch. `model` starts from the model's own input, `pixels` from the full scene in
+uint8 on the device, which is scaled there and, for the plain ViTs, shrunk; `decoding` from JPEG bytes, which threads
+decode by Pillow and which are copied to the device. In batches, the next batch is decoded meanwhile;
+a single image is decoded when it is asked for. Files of `--files` become JPEGs first: Pillow decodes these in several
+threads at a time, and other formats in one. Budgets are those of one model with a view, not compiled; with `--run`
 those of a trained one, compiled too, and the floor that is stored in it, not compiled, since a compiled model encodes
 the windows below it as well. `--files` decodes images of a folder in turns, which a floor needs.
 """
@@ -31,11 +33,11 @@ from record import Row, add_rows, parser_of, settings_of
 from torch import Tensor
 
 import adatape
-from adatape.data.letterbox import letterboxed
+from adatape.data.letterbox import letterboxed_pixels
 from adatape.evaluate.cost import cost
 from adatape.evaluate.speed import Outcome, TimedModel, compare, spread
 from adatape.macs import total
-from adatape.serve.served import PACKAGED, load_served
+from adatape.train.folder import load_run
 
 NAME, PATCH, CLASSES = "vit_tiny_patch16_224", 16, 4
 BUDGETS = (0, 1, 2, 4, 8)
@@ -74,7 +76,7 @@ def trained(how: argparse.Namespace, steps: int | None) -> Side:
     """A trained run at so many windows without its floor; None is as it is stored."""
 
     def build() -> torch.nn.Module:
-        model = load_served(PACKAGED.get(how.run, Path(how.run))).model
+        model = load_run(how.run)[1]
         if steps is not None:
             model.set_budget(steps, 0.0)
         return model
@@ -86,7 +88,7 @@ def trained(how: argparse.Namespace, steps: int | None) -> Side:
 def sides_of(how: argparse.Namespace) -> list[Side]:
     plains = [plain(how, *map(int, each.split("x"))) for each in how.patches]
     if how.run is not None:
-        return plains + [trained(how, steps) for steps in (*BUDGETS[1:], None)]
+        return plains + [trained(how, steps) for steps in (*how.budgets, None)]
     models = [windows(how, f"8 windows, scan_width {width}", scan_width=width) for width in (16, 32)]
     budgets = [windows(how, f"view and {n} windows", n, view=plains[0].size) for n in BUDGETS]
     return plains + models + budgets
@@ -98,7 +100,7 @@ class Scenes:
     def __init__(self, how: argparse.Namespace, batch: int) -> None:
         folder, count = how.files, min(batch, 16)
         found = [jpeg(how.image[0], how.image[1], seed) for seed in range(count)] if folder is None else []
-        self.files = found or [each.read_bytes() for each in sorted(folder.iterdir()) if each.suffix in IMAGES]
+        self.files = found or [as_jpeg(Image.open(each)) for each in sorted(folder.iterdir()) if each.suffix in IMAGES]
         self.next = 0
         self.batch, self.device, self.ahead = batch, how.device, batch > 1
         shape, pin = (batch, *how.image, 3), torch.device(how.device).type == "cuda"
@@ -123,8 +125,8 @@ class Scenes:
         self.pending = [self.pool.submit(self._decode, n, first + n, buffer) for n in range(self.batch)]
 
     def _decode(self, row: int, n: int, buffer: np.ndarray) -> None:
-        image = Image.open(io.BytesIO(self.files[n % len(self.files)])).convert("RGB")
-        buffer[row] = letterboxed(image, buffer.shape[1:3]).movedim(0, -1).numpy()
+        image = Image.open(io.BytesIO(self.files[n % len(self.files)]))
+        buffer[row] = letterboxed_pixels(image, buffer.shape[1:3])
 
 
 def jpeg(height: int, width: int, seed: int) -> bytes:
@@ -133,8 +135,12 @@ def jpeg(height: int, width: int, seed: int) -> bytes:
     coarse = Image.fromarray(rng.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.int64)
     noisy = (smooth + rng.integers(-8, 9, smooth.shape)).clip(0, 255).astype(np.uint8)
+    return as_jpeg(Image.fromarray(noisy))
+
+
+def as_jpeg(image: Image.Image) -> bytes:
     content = io.BytesIO()
-    Image.fromarray(noisy).save(content, "JPEG", quality=90)
+    image.convert("RGB").save(content, "JPEG", quality=90)
     return content.getvalue()
 
 
@@ -146,7 +152,7 @@ def prepared(pixels: Tensor, size: tuple[int, int]) -> Tensor:
 def timed_sides(
     how: argparse.Namespace, side: Side, compiled: bool, scenes: Scenes, pixels: Tensor
 ) -> dict[str, Callable[[], TimedModel]]:
-    """The model on images that lie ready, and with decoding; both use the same model."""
+    """The model on its input, from pixels, and with decoding; all use the same model."""
     made: list[Callable[[Tensor], Tensor]] = []
 
     def model() -> Callable[[Tensor], Tensor]:
@@ -171,6 +177,7 @@ def timed_sides(
     name = f"{side.name}, {'compiled' if compiled else 'eager'}"
     return {
         f"{name}, model": lambda: called(lambda: x),
+        f"{name}, pixels": lambda: called(lambda: prepared(pixels, side.size)),
         f"{name}, decoding": lambda: called(lambda: prepared(scenes(), side.size)),
     }
 
@@ -213,11 +220,12 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--image", type=int, nargs=2, default=[800, 1360])
-    parser.add_argument("--run", help="a run folder or a packaged model, timed at each budget beside the plain ViTs")
+    parser.add_argument("--run", type=Path, help="a run folder, timed at each budget beside the plain ViTs")
     parser.add_argument("--files", type=Path, help="a folder of images to decode; else JPEGs are made")
     parser.add_argument(
         "--patches", nargs="+", default=["11x18", "18x32", "24x43"], help="rows x columns of plain ViTs"
     )
+    parser.add_argument("--budgets", type=int, nargs="+", default=BUDGETS[1:], help="numbers of windows of --run")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--compile", choices=["yes", "no"], default="yes")
     parser.add_argument("--threads", type=int, default=16, help="that decode")

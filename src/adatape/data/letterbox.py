@@ -32,13 +32,17 @@ def unboxed(box: Sequence[float], height: int, width: int, size: tuple[int, int]
 
 
 def letterboxed(image: Image.Image, size: tuple[int, int]) -> UInt8[Tensor, "c h w"]:
+    return torch.from_numpy(letterboxed_pixels(image, size)).permute(2, 0, 1).contiguous()
+
+
+def letterboxed_pixels(image: Image.Image, size: tuple[int, int]) -> UInt8[np.ndarray, "h w c"]:
     height, width = fitted_shape(image.height, image.width, size)
     if (image.height, image.width) != (height, width):
         image = image.resize((width, height), Image.Resampling.BILINEAR)
-    pixels = np.asarray(image).reshape(height, width, -1)
+    pixels = np.array(image).reshape(height, width, -1)
     if (height, width) == size:
-        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
-    framed = torch.full((pixels.shape[2], *size), FILL, dtype=torch.uint8)
+        return pixels
+    framed = np.full((*size, pixels.shape[2]), FILL, dtype=np.uint8)
     top, left = (size[0] - height) // 2, (size[1] - width) // 2
-    framed[:, top : top + height, left : left + width] = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    framed[top : top + height, left : left + width] = pixels
     return framed
