@@ -30,8 +30,8 @@ def megapixel(
 
     adatape train megapixel --path data/mnist --task majority
     adatape train megapixel --path data/mnist --system plainvit
-    Both have 0.8 GFLOPs at the defaults; the plain ViT sees 20 × 20 patches. Seed 0, a shared H200, 14 minutes: majority
-    95.1 %, all classes 93.9 %; topmost about 61 %. More: docs/large_images.md.
+    Both have 0.8 GFLOPs at the defaults; the plain ViT sees 20 × 20 patches. Seed 0, a shared H200, 14 minutes:
+    majority 95.1 %, all classes 93.9 %; topmost about 61 %. More: docs/large_images.md.
     """
     several = task == "all"
     if system == "adatape":
