@@ -6,11 +6,13 @@
 
 Sides are timed in turns, batch by batch. `model` starts from the model's own input, `pixels` from the full scene in
 uint8 on the device, which is scaled there and, for the plain ViTs, shrunk; `decoding` from JPEG bytes, which threads
-decode by Pillow and which are copied to the device. In batches, the next batch is decoded meanwhile;
-a single image is decoded when it is asked for. Files of `--files` become JPEGs first: Pillow decodes these in several
-threads at a time, and other formats in one. Budgets are those of one model with a view, not compiled; with `--run`
-those of a trained one, compiled too, and the floor that is stored in it, not compiled, since a compiled model encodes
-the windows below it as well. `--files` decodes images of a folder in turns, which a floor needs.
+decode by Pillow and which are copied to the device. In batches, the next batch is decoded meanwhile; a single image is
+decoded when it is asked for. Files of `--files` become JPEGs first: Pillow decodes these in several threads at a time,
+and other formats in one. On a GPU compiled sides are also replayed as CUDA graphs.
+
+Budgets are those of one model with a view, not compiled; with `--run` those of a trained one, compiled too, and the
+floor that is stored in it, not compiled, since a compiled model encodes the windows below it as well. `--files` decodes
+images of a folder in turns, which a floor needs.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import timm
@@ -33,14 +35,17 @@ from record import Row, add_rows, parser_of, settings_of
 from torch import Tensor
 
 import adatape
+from adatape.cuda_graphs import WARM_UP_CALLS, cuda_graphed
 from adatape.data.letterbox import letterboxed_pixels
 from adatape.evaluate.cost import cost
-from adatape.evaluate.speed import Outcome, TimedModel, compare, spread
+from adatape.evaluate.speed import Call, Outcome, TimedModel, compare, spread
 from adatape.macs import total
 from adatape.train.folder import load_run
 
 NAME, PATCH, CLASSES = "vit_tiny_patch16_224", 16, 4
 BUDGETS = (0, 1, 2, 4, 8)
+Way = Literal["eager", "compiled", "graphs"]  # graphs: compiled, and replayed as one CUDA graph
+WAYS: tuple[Way, ...] = ("eager", "compiled", "graphs")
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
 
@@ -149,37 +154,61 @@ def prepared(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     return x if x.shape[-2:] == size else F.interpolate(x, size, mode="bilinear", antialias=True)
 
 
+Answer = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+class Answers:
+    """A model's answers to its own input and to pixels, in one of the ways to run it; built when first needed."""
+
+    def __init__(self, how: argparse.Namespace, side: Side, way: Way) -> None:
+        self.how, self.side, self.way = how, side, way
+
+    @cached_property
+    def model(self) -> Callable[[Tensor], Tensor]:
+        torch.manual_seed(0)
+        eager = self.side.build().to(self.how.device).eval()
+        return eager if self.way == "eager" else torch.compile(eager, dynamic=False)
+
+    @cached_property
+    def to_input(self) -> Answer:
+        return self._replayed(self._to_input)
+
+    @cached_property
+    def to_pixels(self) -> Answer:
+        return self._replayed(lambda pixels: self._to_input(prepared(pixels, self.side.size)))
+
+    def _replayed(self, answer: Answer) -> Answer:
+        return cuda_graphed(answer) if self.way == "graphs" else answer
+
+    @torch.no_grad()
+    def _to_input(self, x: Tensor) -> tuple[Tensor, ...]:
+        with torch.autocast(torch.device(self.how.device).type, torch.bfloat16, enabled=self.how.precision == "bf16"):
+            return (self.model(x),)
+
+
 def timed_sides(
-    how: argparse.Namespace, side: Side, compiled: bool, scenes: Scenes, pixels: Tensor
+    how: argparse.Namespace, side: Side, way: Way, scenes: Scenes, pixels: Tensor
 ) -> dict[str, Callable[[], TimedModel]]:
     """The model on its input, from pixels, and with decoding; all use the same model."""
-    made: list[Callable[[Tensor], Tensor]] = []
+    answers, x = Answers(how, side, way), prepared(pixels, side.size)
 
-    def model() -> Callable[[Tensor], Tensor]:
-        if not made:
-            torch.manual_seed(0)
-            eager = side.build().to(how.device).eval()
-            made.append(torch.compile(eager, dynamic=False) if compiled else eager)
-        return made[0]
-
-    def called(images: Callable[[], Tensor]) -> TimedModel:
-        run = model()
-
-        @torch.no_grad()
-        def call() -> None:
-            with torch.autocast(torch.device(how.device).type, torch.bfloat16, enabled=how.precision == "bf16"):
-                run(images())
-
-        call()
+    def ready(call: Call) -> TimedModel:
+        for _ in range(WARM_UP_CALLS + 1 if way == "graphs" else 1):
+            call()
         return TimedModel(call)
 
-    x = prepared(pixels, side.size)
-    name = f"{side.name}, {'compiled' if compiled else 'eager'}"
+    name = f"{side.name}, {way}"
     return {
-        f"{name}, model": lambda: called(lambda: x),
-        f"{name}, pixels": lambda: called(lambda: prepared(pixels, side.size)),
-        f"{name}, decoding": lambda: called(lambda: prepared(scenes(), side.size)),
+        f"{name}, model": lambda: ready(lambda: answers.to_input(x)),
+        f"{name}, pixels": lambda: ready(lambda: answers.to_pixels(pixels)),
+        f"{name}, decoding": lambda: ready(lambda: answers.to_pixels(scenes())),
     }
+
+
+def ways_of(how: argparse.Namespace, side: Side) -> tuple[Way, ...]:
+    if how.compile == "no" or not side.compiles:
+        return ("eager",)
+    return WAYS if torch.device(how.device).type == "cuda" else WAYS[:2]
 
 
 def row_of(how: argparse.Namespace, name: str, batch: int, outcome: Outcome, gmac: float | None) -> Row:
@@ -207,8 +236,8 @@ def rows_of_batch(how: argparse.Namespace, batch: int) -> list[Row]:
     gmacs: dict[str, float] = {}
     for side in sides_of(how):
         gmac = total(cost(side.build())).macs / 1e9
-        for compiled in (False, True) if how.compile == "yes" and side.compiles else (False,):
-            found = timed_sides(how, side, compiled, scenes, pixels)
+        for way in ways_of(how, side):
+            found = timed_sides(how, side, way, scenes, pixels)
             builders |= found
             gmacs |= dict.fromkeys(found, gmac)
     synchronize = torch.cuda.synchronize if torch.device(how.device).type == "cuda" else lambda: None
