@@ -46,12 +46,16 @@ def small_parity() -> str:
     return folded("Small models on a CPU, by seed", parity_tables.small())
 
 
+def loop_and_loader() -> str:
+    return folded("Time of the training loop and of the loader", speed_tables.loop_and_loader())
+
+
 PLACES = {
     **{name: Place("results.md", partial(study, name)) for name in STUDIES},
     "parity": Place("results.md", parity_tables.by_length),
     "parity beyond 128": Place("results.md", parity_tables.beyond),
     "small parity": Place("results.md", small_parity),
-    "loop and loader": Place("results.md", speed_tables.loop_and_loader),
+    "loop and loader": Place("results.md", loop_and_loader),
     "speed as built": Place("performance.md", speed_tables.as_built),
     "speed": Place("performance.md", speed_tables.against_timm),
     "reading and packing": Place("performance.md", speed_tables.reading_and_packing),

@@ -33,6 +33,7 @@ from adatape.recipes.haystack import haystack
 from adatape.train.release import release
 from adatape.train.task import build_image_model
 from adatape.train.trainer import Trainer
+from adatape.windows import sources
 from adatape.windows.answers import OneLabel, SeveralLabels
 from adatape.windows.options import WindowOptions
 from adatape.windows.scan import Scan, cut_windows, highest_apart, scan_shape
@@ -133,6 +134,19 @@ def test_an_image_is_read_alone_as_in_a_batch(options: dict[str, Any]) -> None:
         alone = read(model, x[n : n + 1])
         assert torch.equal(alone.tape.index[0], together.tape.index[n])
         torch.testing.assert_close(alone.logits[0], together.logits[n], rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_that_is_scanned_in_parts_has_the_scores_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, scanned = small(labels="several").eval(), images(5), []
+    scan = model.scan.forward
+    monkeypatch.setattr(model.scan, "forward", lambda part: scanned.append(len(part)) or scan(part))
+    whole = read(model, x)
+    monkeypatch.setattr(sources, "SCANNED_AT_ONCE", 2 * x[:1].numel())
+    parts = read(model, x)
+    assert scanned == [5, 2, 2, 1]
+    assert torch.equal(parts.tape.index, whole.tape.index)
+    torch.testing.assert_close(parts.places.scores, whole.places.scores, rtol=0, atol=1e-5)
+    torch.testing.assert_close(parts.logits, whole.logits, rtol=0, atol=1e-4)
 
 
 def test_a_smaller_budget_reads_the_first_windows_of_a_larger_one() -> None:

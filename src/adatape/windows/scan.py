@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,6 +62,11 @@ class Scanned(NamedTuple):
     found: Float[Tensor, "b h w"] | None  # weight of the cell's guess in the mixture of all guesses, as a logit
     guesses: Float[Tensor, "b h w classes"] | None  # the label, guessed from this cell alone
 
+    @classmethod
+    def of_parts(cls, parts: Sequence[Scanned]) -> Scanned:
+        """Scores of a batch from those of its parts, in inference, where nothing is guessed."""
+        return cls(torch.cat([each.scores for each in parts]), None, None)
+
 
 class Scan(nn.Module):
     """Scores for cells of an image; with `classes`, also a guess of the label at every cell (for training).
@@ -95,7 +101,8 @@ class Scan(nn.Module):
     def features(self, images: Float[Tensor, "b ch height width"]) -> Float[Tensor, "b c h w"]:
         scale, fold, cell = self.shape.scale, self.shape.fold, self.shape.cell
         height, width = images.shape[-2:]
-        x = F.pad(images, (0, -width % cell, 0, -height % cell))
+        whole = height % cell == 0 and width % cell == 0
+        x = images if whole else F.pad(images, (0, -width % cell, 0, -height % cell))  # which copies in any case
         x = F.avg_pool2d(x, scale) if scale > 1 else x
         x = F.pixel_unshuffle(x, fold).contiguous(memory_format=torch.channels_last)
         return self.layers(F.pad(x, (0, 1, 0, 1)))  # a cell's 2 × 2 begins at its own corner

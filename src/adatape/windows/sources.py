@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -15,10 +15,12 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from adatape.cuda_graphs import may_look_at
 from adatape.windows.scan import Scan, Scanned, cut_windows, within_image
 from adatape.windows.tiles import Box, TileReader, ViewSum, tiles_of
 
 READERS = 4  # threads
+SCANNED_AT_ONCE = 2**23  # pixels times channels
 
 
 @runtime_checkable
@@ -58,10 +60,13 @@ class Images(NamedTuple):
         return self.pixels.shape
 
     def scanned(self, scan: Scan) -> Scanned:
-        if not self.listed:
-            return scan(self.pixels)
-        with running_statistics(scan):
-            return scan(self.pixels)
+        with running_statistics(scan) if self.listed else nullcontext():
+            if scan.training or not may_look_at(self.pixels):
+                return scan(self.pixels)
+            # Of more at once, a CPU's allocator returns the memory to the system after every operation.
+            return Scanned.of_parts(
+                [scan(each) for each in self.pixels.split(max(1, SCANNED_AT_ONCE // max(1, self.pixels[:1].numel())))]
+            )
 
     def windows(self, centres: Tensor, size: int) -> Tensor:
         return cut_windows(self.pixels, centres, size)
