@@ -7,8 +7,8 @@
 Sides are timed in turns, batch by batch. `model` starts from the model's own input, `pixels` from the full scene in
 uint8 on the device, which is scaled there and, for the plain ViTs, shrunk; `decoding` from JPEG bytes, which threads
 decode by Pillow and which are copied to the device. In batches, the next batch is decoded meanwhile; a single image is
-decoded when it is asked for. Files of `--files` become JPEGs first: Pillow decodes these in several threads at a time,
-and other formats in one. On a GPU compiled sides are also replayed as CUDA graphs.
+decoded when it is asked for. Files of `--files` become JPEGs first, so that all sides decode the same format. On a GPU
+compiled sides are also replayed as CUDA graphs.
 
 Budgets are those of one model with a view, not compiled; with `--run` those of a trained one, compiled too, and the
 floor that is stored in it, not compiled, since a compiled model encodes the windows below it as well. `--files` decodes
