@@ -385,7 +385,7 @@ def test_training_goes_on_after_a_broken_tile(tmp_path: Path) -> None:
     ("image", "said"),
     [
         (np.zeros((12, 100, 3), np.uint8), "window is 16; it must fit the image, 12 × 100"),
-        (np.zeros((24, 24, 3), np.uint8), "steps is 4; it needs 16 cells of 8 pixels, and the image has 9"),
+        (np.zeros((24, 24, 3), np.uint8), "steps is 4; an image of 24 × 24 has room for 2, with cells of 8 × 8 pixels"),
         (np.zeros((96, 128), np.uint8), r"image 1 has shape \(1, 96, 128\); it must have 3 channels"),
     ],
 )

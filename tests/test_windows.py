@@ -35,6 +35,7 @@ from adatape.train.task import build_image_model
 from adatape.train.trainer import Trainer
 from adatape.windows import sources
 from adatape.windows.answers import OneLabel, SeveralLabels
+from adatape.windows.checks import most_apart
 from adatape.windows.options import WindowOptions
 from adatape.windows.scan import Scan, cut_windows, highest_apart, scan_shape
 
@@ -154,6 +155,26 @@ def test_a_smaller_budget_reads_the_first_windows_of_a_larger_one() -> None:
     four = read(model, x).tape.index
     model.set_budget(2)
     assert torch.equal(read(model, x).tape.index, four[:, :2])
+
+
+def test_a_budget_may_be_all_windows_and_only_what_is_read_is_encoded() -> None:
+    model, x, seen = small(view=32, layer=2), images(2), []
+    four = read(model, x).tape.index
+    encode = model.encode
+    model.encode = lambda windows: seen.append(len(windows)) or encode(windows)  # type: ignore[method-assign]
+    room = most_apart(IMAGE, model.options.cell)
+    with pytest.warns(UserWarning, match=f"steps is {room}; the model was built, and perhaps trained, for at most 4"):
+        model.set_budget(room)
+    out = read(model, x)
+    length = out.tape.length
+    assert torch.equal(out.tape.index[:, :4], four)
+    assert 4 < int(length.min()) < room  # a scan has fewer peaks than there is room for
+    assert seen == [int(length.sum())]
+    assert model.actual_macs(out).tolist() == [total(model.cost(tape)).macs for tape in length.tolist()]
+    with pytest.raises(ValueError, match=f"steps is {room + 1}; of images of this size, this model reads 0 to {room}"):
+        model.set_budget(room + 1)
+    with pytest.raises(ValueError, match=f"steps is {room}; an image of 64 × 64 has room for 16"):
+        model(x[..., :64, :64])
 
 
 def test_windows_below_the_floor_are_hidden_and_change_nothing() -> None:

@@ -152,7 +152,7 @@ def test_a_search_for_fewer_windows_than_are_read_reads_what_it_has() -> None:
     ("given", "said"),
     [
         (torch.zeros(1, 3, 8, 8), "window is 16; it must fit the image, 8 × 8"),
-        (torch.zeros(1, 3, 24, 24), "steps is 4; it needs 16 cells of 8 pixels, and the image has 9"),
+        (torch.zeros(1, 3, 24, 24), "steps is 4; an image of 24 × 24 has room for 2, with cells of 8 × 8 pixels"),
         (torch.zeros(3, *IMAGE), r"images have shape \(3, 96, 128\); they must have a batch, 3 channels"),
         (torch.zeros(1, 1, *IMAGE), r"images have shape \(1, 1, 96, 128\)"),
         ([], "the list of images is empty"),
@@ -204,7 +204,7 @@ def test_an_image_of_which_nothing_is_read_costs_its_scan_and_the_rows_that_go_o
 
 def test_without_a_view_a_budget_begins_with_one_window() -> None:
     model = small()
-    with pytest.raises(ValueError, match="steps is 0; this model reads between 1 and 4 windows"):
+    with pytest.raises(ValueError, match="steps is 0; of images of this size, this model reads 1 to 48 windows"):
         model.set_budget(0)
     model.set_budget(1)
     assert read(model, images()).tape.length.tolist() == [1, 1, 1]

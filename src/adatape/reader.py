@@ -97,8 +97,8 @@ class TapeReader(nn.Module):
             raise ValueError(f"threshold is {threshold}; it must be positive")
         else:
             threshold = float(threshold)
-            _warn_beyond("threshold", threshold, self.reading.threshold)
-        _warn_beyond("steps", steps, self.reading.steps)
+            warn_beyond("threshold", threshold, self.reading.threshold)
+        warn_beyond("steps", steps, self.reading.steps)
         self.steps, self.threshold = steps, threshold
 
     def check_bank(self, size: int, steps: int | None = None) -> None:
@@ -271,10 +271,11 @@ def _sampled_budget(like: Float[Tensor, "b d"], steps: int, key: Int[Tensor, "b"
     return (drawn * (steps + 1)).long().clamp(max=steps)
 
 
-def _warn_beyond(name: str, value: float, built: float) -> None:
+def warn_beyond(name: str, value: float, built: float, stacklevel: int = 4) -> None:
+    """Points at the caller of the model's `set_budget`, which called the reader's."""
     if value > built:
         text = f"{name} is {value}; the model was built, and perhaps trained, for at most {built}"
-        warnings.warn(text, stacklevel=4)  # points at the caller of the model's set_budget
+        warnings.warn(text, stacklevel=stacklevel)
 
 
 def _check_config(reading: ReaderConfig, width: int) -> None:

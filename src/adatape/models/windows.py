@@ -23,10 +23,10 @@ from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, Si
 from adatape.models.tracing import refuse_tracing
 from adatape.packing import append_tape
 from adatape.ragged_attention import padding_mask
-from adatape.reader import threshold_number, whole_steps
+from adatape.reader import threshold_number, warn_beyond, whole_steps
 from adatape.records import Output, Places, Searched, Tape
 from adatape.windows.answers import ANSWERS
-from adatape.windows.checks import check_batch, check_listed, check_options, check_pooling, check_size
+from adatape.windows.checks import check_batch, check_listed, check_options, check_pooling, check_size, most_apart
 from adatape.windows.choice import Chosen, padded_choice, random_cells, uniform
 from adatape.windows.encoders import TimmEncoder, WindowConvolutions, WindowHead, timm_encoder
 from adatape.windows.options import WindowOptions
@@ -109,9 +109,9 @@ class WindowTape(Adaptive):
     def _sources(self, x: Inputs) -> Sequence[Source]:
         scaled, like = super()._rescaled, self.place.weight
         if isinstance(x, Tensor):
-            check_batch(x, self.vit.in_chans, self.options)
+            check_batch(x, self.vit.in_chans, self.options, self._reads())
             return [Images(scaled(x))]
-        check_listed(x, self.vit.in_chans, self.options)
+        check_listed(x, self.vit.in_chans, self.options, self._reads())
         return [
             Images(scaled(each[None]), listed=True)
             if isinstance(each, Tensor)
@@ -202,8 +202,9 @@ class WindowTape(Adaptive):
         return Searched(index, scanned.scores.flatten(1).gather(1, index), gate, evidence)
 
     def _encode_visible(self, windows: Tensor, mask: Tensor) -> Tensor:
-        """In eager inference with a floor, windows below it are not encoded; their rows are 0."""
-        if self.training or self.floor == 0 or is_compiling_or_capturing():
+        """In eager inference hidden windows are not encoded, where there may be many; their rows are 0."""
+        few = self.floor == 0 and self.steps <= self.most
+        if self.training or few or is_compiling_or_capturing():
             return self.encode(windows)
         rows = windows.new_zeros(len(windows), self.to_token.in_features)
         if mask.any():
@@ -283,12 +284,17 @@ class WindowTape(Adaptive):
         """Most windows that are read, and the probability below which reading stops; None is as it was built."""
         steps = self.most if steps is None else whole_steps(steps)
         floor = self.options.floor if threshold is None else threshold_number(threshold)
-        least = self.budget_range().least
-        if not least <= steps <= self.most:
-            raise ValueError(f"steps is {steps}; this model reads between {least} and {self.most} windows")
+        least, most = self.budget_range().least, most_apart(self.image, self.options.cell)
+        if not least <= steps <= most:
+            raise ValueError(f"steps is {steps}; of images of this size, this model reads {least} to {most} windows")
         if not 0 <= floor < 1:
             raise ValueError(f"threshold is {floor}; it must be a probability from 0 to 1, below which reading stops")
+        warn_beyond("steps", steps, self.most, stacklevel=3)
         self.steps, self.floor = steps, floor
+
+    def _reads(self) -> int:
+        """Windows that an image must have room for, in training and at the budget."""
+        return max(self.steps, self.most)
 
     def threshold_at(self, steps: int) -> float | None:
         return self.options.floor or None if steps else None
@@ -303,8 +309,8 @@ class WindowTape(Adaptive):
     def cost(self, tape: int | None = None, image: tuple[int, int] | None = None) -> list[PartCost]:
         """As of every model; of an image of another size with `image`, which is scanned in one piece."""
         tape = self.steps if tape is None else tape
-        if not 0 <= tape <= self.most:
-            raise ValueError(f"tape is {tape}; this model reads between 0 and {self.most} windows")
+        if not 0 <= tape <= self._reads():
+            raise ValueError(f"tape is {tape}; it must be between 0 and {self._reads()}, the model's maximum")
         vit, view = self.vit, self.vit.patch_embed.num_patches if self.view is not None else 0
         inputs = self.input_tokens()
         joined = len(vit.blocks) if tape == 0 else self.layer
@@ -372,7 +378,7 @@ class WindowTape(Adaptive):
         if patch_size is not None:
             raise ValueError(f"patch_size is {patch_size}; windows have the ViT's patches: set it before wrapping")
         height, width = self.image if img_size is None else to_2tuple(img_size)
-        check_size((height, width), self.options)
+        check_size((height, width), self.options, self._reads())
         self.image = height, width
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:

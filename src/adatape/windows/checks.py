@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from timm.models.vision_transformer import VisionTransformer
@@ -19,10 +18,10 @@ def check_options(vit: VisionTransformer, image: tuple[int, int], options: Windo
         raise ValueError(f"layer is {options.layer}; windows join before a block index from 1 to {depth}")
     if options.labels not in ANSWERS:
         raise ValueError(f"labels is {options.labels!r}; it must be one of {', '.join(ANSWERS)}")
-    check_size(image, options)
+    check_size(image, options, options.steps)
     if options.encoder == "vit" and (window % patch[0] or window % patch[1]):
         raise ValueError(f"window is {window}; the ViT encodes it, so its patches of {patch[0]} pixels must divide it")
-    reads, most = options.training_steps, math.prod(-(-side // options.cell) for side in image) // 4
+    reads, most = options.training_steps, most_apart(image, options.cell)
     if reads is not None and not 1 <= reads <= most:
         raise ValueError(f"training_steps is {reads}; it must be between 1 and {most}, a quarter of the image's cells")
     check_pooling(vit, options.view is not None)
@@ -41,24 +40,30 @@ def check_pooling(vit: VisionTransformer, view: bool) -> None:
         )
 
 
-def check_size(image: Sequence[int], options: WindowOptions) -> None:
+def most_apart(image: Sequence[int], cell: int) -> int:
+    """Windows that any image of this size has room for, as no two neighbours are read: a quarter of its cells."""
+    height, width = image
+    return -(-height // cell) * -(-width // cell) // 4
+
+
+def check_size(image: Sequence[int], options: WindowOptions, steps: int) -> None:
     height, width = image
     if min(height, width) < options.window:
         raise ValueError(f"window is {options.window}; it must fit the image, {height} × {width}")
-    cell, steps = options.cell, options.steps
-    cells = -(-height // cell) * -(-width // cell)
-    if cells < 4 * steps:  # neighbours of a window that is read are not read
-        raise ValueError(f"steps is {steps}; it needs {4 * steps} cells of {cell} pixels, and the image has {cells}")
+    most = most_apart(image, options.cell)
+    if steps > most:
+        cells = f"{options.cell} × {options.cell} pixels"
+        raise ValueError(f"steps is {steps}; an image of {height} × {width} has room for {most}, with cells of {cells}")
 
 
-def check_batch(images: Tensor, channels: int, options: WindowOptions) -> None:
+def check_batch(images: Tensor, channels: int, options: WindowOptions, steps: int) -> None:
     if images.dim() != 4 or images.shape[1] != channels:
         shape = tuple(images.shape)
         raise ValueError(f"images have shape {shape}; they must have a batch, {channels} channels, height and width")
-    check_size(images.shape[-2:], options)
+    check_size(images.shape[-2:], options, steps)
 
 
-def check_listed(images: Sequence[Tensor | OpenedImage], channels: int, options: WindowOptions) -> None:
+def check_listed(images: Sequence[Tensor | OpenedImage], channels: int, options: WindowOptions, steps: int) -> None:
     if not len(images):
         raise ValueError("the list of images is empty; it must have at least one")
     for n, image in enumerate(images):
@@ -67,4 +72,4 @@ def check_listed(images: Sequence[Tensor | OpenedImage], channels: int, options:
         shape = tuple(image.shape)
         if len(shape) != 3 or shape[0] != channels:
             raise ValueError(f"image {n} has shape {shape}; it must have {channels} channels, height and width")
-        check_size(shape[1:], options)
+        check_size(shape[1:], options, steps)

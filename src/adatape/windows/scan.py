@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from adatape.atr import highest
 
+FEW = 32  # windows up to which choosing them one by one takes less time than sorting all cells
+
 
 class ScanShape(NamedTuple):
     """How an image becomes a grid of cells: shrunk by `scale`, `fold` × `fold` pixels as channels, then convolutions.
@@ -155,7 +157,8 @@ def highest_apart(
     highest_around = F.max_pool2d(around[:, None], 3, stride=1)[:, 0]
     left_out = torch.finfo(scores.dtype).min  # not -∞, which `highest` gives to what it has chosen
     peaks = scores.masked_fill((scores < highest_around) | (scores <= before), left_out).flatten(1)
-    index = highest(peaks, count)
+    # Cells left out are equal, for which `highest` takes a pass for each of `count`.
+    index = highest(peaks, count) if count <= FEW else peaks.sort(descending=True, stable=True).indices[:, :count]
     top = peaks.gather(1, index)
     return index, top.masked_fill(top == left_out, -math.inf)
 
