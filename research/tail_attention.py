@@ -1,14 +1,18 @@
-"""Attention that is kept from the hidden tail of each sample by its length, as two Triton kernels of its own.
+"""Attention that is kept from the hidden tail of each sample by its length instead of a bias.
 
     python research/tail_attention.py results/tail_attention.jsonl                         on a GPU: checked, then timed
     python research/tail_attention.py results/tail_attention.jsonl --shapes 256x12x207 --tiles 128,64,8,3
 
-A candidate for `adatape.ragged_attention.PaddingMask`, which passes a bias to cuDNN. Loops over keys end at a sample's
-length, so hidden keys cost nothing, and neither do blocks of hidden queries, whose rows are 0. The gradient has two
-passes, first of queries, then of keys and values, and no atomic sums, so that it is the same in every run.
+Two candidates for `adatape.ragged_attention.PaddingMask`, which passes a bias to cuDNN:
 
-Rows of the file: microseconds of `kernel`, `bias` (what the package does) and `none` (no mask at all), forward and with
-the gradient, for tapes that may fill a tenth of the sequence.
+- kernels of our own, as above. Loops over keys end at a sample's length, so hidden keys cost nothing, and neither do
+  blocks of hidden queries, whose rows are 0. The gradient has two passes, first of queries, then of keys and values,
+  and no atomic sums, so that it is the same in every run.
+- `edges`: PyTorch's `varlen_attn` on the padded rows as they lie, where a sample is two sequences, its visible rows
+  and its tail, which attends to itself and is looked at by nobody. Nothing moves, and shapes do not depend on lengths.
+
+Rows of the file: microseconds of the kernels by their tiles, `edges`, `bias` (what the package does) and `none` (no
+mask at all), forward and with the gradient, for tapes that may fill a tenth of the sequence.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from rows import Row, add_rows
 from torch import Tensor
 from triton_tail import forward, keys_backward, queries_backward
 
-from adatape.ragged_attention import PaddingMask
+from adatape.ragged_attention import PaddingMask, batched_rows, flat_rows, varlen
 from adatape.train.folder import environment
 
 
@@ -160,6 +164,19 @@ def with_kernel(tiles: tuple[Tiles, Tiles]) -> Attend:
     return lambda case: tail_attention(*case.heads(), case.lengths, tiles)
 
 
+def edges_of(lengths: Int[Tensor, "b"], rows: int) -> Int[Tensor, "2*b+1"]:
+    """Where sequences begin in a padded batch, if each sample's visible rows are one and its tail is another."""
+    starts = torch.arange(len(lengths), device=lengths.device) * rows
+    ends = starts.new_full((1,), len(lengths) * rows)
+    return torch.cat([torch.stack([starts, starts + lengths], 1).flatten(), ends]).int()
+
+
+def with_edges(case: Case) -> Tensor:
+    q, k, v = map(flat_rows, case.heads())
+    rows = case.qkv.shape[1]
+    return batched_rows(varlen(q, k, v, edges_of(case.lengths, rows), rows), len(case.lengths))
+
+
 def with_bias(case: Case) -> Tensor:
     """As the package does it."""
     mask: Any = PaddingMask(case.visible)
@@ -220,8 +237,9 @@ def measured(shape: tuple[int, int, int], tiles: Sequence[Tiles], rounds: int) -
     case = drawn(*shape, torch.bfloat16, "cuda")
     row: Row = {"run": "x".join(map(str, shape)), "failed": {}}
     row["kernel_error"] = differences(with_kernel((FORWARD, BACKWARD)), case)
-    row["bias_error"] = differences(with_bias, case)
-    sides = {str(list(each)): with_kernel((each, each)) for each in tiles} | {"bias": with_bias, "none": without_mask}
+    row["edges_error"], row["bias_error"] = differences(with_edges, case), differences(with_bias, case)
+    sides = {str(list(each)): with_kernel((each, each)) for each in tiles}
+    sides |= {"edges": with_edges, "bias": with_bias, "none": without_mask}
     calls: dict[str, Callable[[], object]] = {}
     for name, attend in sides.items():
         try:

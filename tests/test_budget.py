@@ -179,6 +179,12 @@ def test_timing_leaves_the_first_round_out_and_takes_turns(monkeypatch: pytest.M
     took = milliseconds_per_image(model, [scaled_budget(model, 1), scaled_budget(model, 3)], IMAGES, 2, seconds=0)
     assert took == [1000 * 1 / 6, 1000 * 3 / 6]
     assert turns[:6] == [3, 1, 1, 3, 3, 1]
+    assert len(turns) == 2 * 6  # one round that is not measured, and five
+    turns.clear()
+    monkeypatch.setattr("adatape.evaluate.budget.PATIENCE", 0.0)
+    took = milliseconds_per_image(model, [scaled_budget(model, 1), scaled_budget(model, 3)], IMAGES, 2, seconds=0)
+    assert took == [1000 * 1 / 6, 1000 * 3 / 6]
+    assert len(turns) == 2 * 2
 
 
 POINTS = [

@@ -85,7 +85,7 @@ class PackedMask(RaggedMask):
         return (sample[:, None] == sample)[None, None]
 
     def attend_fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _unflat(varlen(_flat(q), _flat(k), _flat(v), self.cu_seqlens, self.max_seqlen), 1)
+        return batched_rows(varlen(flat_rows(q), flat_rows(k), flat_rows(v), self.cu_seqlens, self.max_seqlen), 1)
 
     def attend_masked(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """On a CPU one sequence after the other; elsewhere each sequence padded to the longest, and unpadded again."""
@@ -96,7 +96,7 @@ class PackedMask(RaggedMask):
         q, k, v = (_pad(x, places, lengths.shape[0], self.max_seqlen) for x in (q, k, v))
         visible = torch.arange(self.max_seqlen, device=lengths.device) < lengths[:, None]
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=key_mask(visible), **options)
-        return _unflat(_flat(attended).index_select(0, places), 1)
+        return batched_rows(flat_rows(attended).index_select(0, places), 1)
 
     def _padded_indices(self) -> Int[Tensor, "n"]:
         """The index of each row once every sequence is padded to the longest."""
@@ -181,17 +181,17 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: RaggedMask, **options: A
     return attn_mask.attend_fused(q.to(v.dtype), k.to(v.dtype), v)  # autocast leaves normed queries and keys in float32
 
 
-def _flat(x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b*n h d"]:
+def flat_rows(x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b*n h d"]:
     """Merges batch and sequence; a view where q, k and v come from one projection."""
     return x.transpose(1, 2).flatten(0, 1)
 
 
-def _unflat(x: Float[Tensor, "m h d"], b: int) -> Float[Tensor, "b h n d"]:
+def batched_rows(x: Float[Tensor, "m h d"], b: int) -> Float[Tensor, "b h n d"]:
     return x.unflatten(0, (b, -1)).transpose(1, 2)
 
 
 def _pad(
     x: Float[Tensor, "1 h n d"], places: Int[Tensor, "n"], samples: int, max_seqlen: int
 ) -> Float[Tensor, "s h m d"]:
-    flat = _flat(x)
-    return _unflat(flat.new_zeros(samples * max_seqlen, *flat.shape[1:]).index_copy(0, places, flat), samples)
+    flat = flat_rows(x)
+    return batched_rows(flat.new_zeros(samples * max_seqlen, *flat.shape[1:]).index_copy(0, places, flat), samples)
