@@ -1,8 +1,8 @@
-"""Trains several small models on the same batches at the same time on one GPU.
+"""Trains several small models at the same time on one GPU.
 
-Images are read and augmented once for all. On a GPU the steps of all models are parallel branches of one CUDA graph.
-Results equal those of single runs, except for random numbers drawn without a key (stochastic depth). Stopped runs
-cannot be resumed.
+On a GPU the steps of all models are parallel branches of one CUDA graph. Runs that have data, seed and batch in common
+share their batches, so that images are read and augmented once for all of them. Results equal those of single runs,
+except for random numbers drawn without a key (stochastic depth). Stopped runs cannot be resumed.
 
     python research/fleet.py CONFIG.json --over seed=0,1,2 --over optimizer.lr=1e-3,3e-4 --together 8 --out runs/fleet
 """
@@ -36,34 +36,39 @@ SHOWN = ("accuracy", "length_mean", "gflops", "steps", "error")
 COMPILED_FOR_EACH = 4  # graphs per model: training, evaluation, the last batch of a set, and one spare
 
 
-def common(experiment: Experiment) -> dict[str, Any]:
-    """The fields that must be equal for runs that share batches."""
-    settings = experiment.optimizer
-    return {
-        "data": experiment.data,
-        "seed": experiment.seed,
-        "optimizer.batch": settings.batch,
-        "optimizer.steps": settings.steps,
-        "engine.deterministic": experiment.engine.deterministic,
-    }
+def in_step(experiment: Experiment) -> dict[str, Any]:
+    """The fields that must be equal for runs that train together."""
+    return {"optimizer.steps": experiment.optimizer.steps, "engine.deterministic": experiment.engine.deterministic}
+
+
+def batches_of(experiment: Experiment) -> str:
+    """Equal for runs that share their batches."""
+    return repr((experiment.data, experiment.seed, experiment.optimizer.batch))
 
 
 def fleets(experiments: Sequence[Experiment], most: int) -> list[list[int]]:
-    """Groups of indices of experiments that can share batches, at most `most` in each."""
-    groups: dict[str, list[int]] = {}
+    """Groups of indices of experiments that can train together, at most `most` in each; those that share come first."""
+    groups: dict[str, dict[str, list[int]]] = {}
     for place, experiment in enumerate(experiments):
-        groups.setdefault(repr(common(experiment)), []).append(place)
-    return [group[i : i + most] for group in groups.values() for i in range(0, len(group), most)]
+        alike = groups.setdefault(repr(in_step(experiment)), {})
+        alike.setdefault(batches_of(experiment), []).append(place)
+    queues = [[place for sharing in alike.values() for place in sharing] for alike in groups.values()]
+    return [queue[i : i + most] for queue in queues for i in range(0, len(queue), most)]
 
 
 class Fleet:
-    """Trainers that take each step on the same batch."""
+    """Trainers that take their steps together."""
 
     def __init__(self, experiments: Sequence[Experiment], device: str | torch.device) -> None:
         _check_alike(experiments)
-        first = Trainer(experiments[0], device)
-        self.trainers = [first, *(Trainer(other, device, task=_shared(first.task, other)) for other in experiments[1:])]
-        on_gpu = first.device.type == "cuda"
+        self.trainers: list[Trainer] = []
+        self.sources: dict[str, Task] = {}  # one for all runs that share batches
+        for experiment in experiments:
+            known = self.sources.get(batches_of(experiment))
+            trainer = Trainer(experiment, device, task=known and _shared(known, experiment))
+            self.sources.setdefault(batches_of(experiment), trainer.task)
+            self.trainers.append(trainer)
+        on_gpu = self.trainers[0].device.type == "cuda"
         self.streams = [torch.cuda.Stream() for _ in self.trainers] if on_gpu else []
         self.update = cuda_graphed(self._update) if on_gpu else self._update
 
@@ -72,17 +77,20 @@ class Fleet:
         first = self.trainers[0]
         for trainer in self.trainers:
             trainer.model.train()
-        for _, batch in zip(range(first.experiment.optimizer.steps), first.task.batches(0), strict=False):
+        batches = zip(*(task.batches(0) for task in self.sources.values()), strict=True)  # endless
+        for _, each in zip(range(first.experiment.optimizer.steps), batches, strict=False):
             for trainer in self.trainers:
                 trainer.stepper.set_rate(trainer.step)
             first.seed_noise()
-            (rows,) = self.update(*batch)
+            (rows,) = self.update(*(part for batch in each for part in batch))
             for trainer in self.trainers:
                 trainer.step += 1
             yield [Stats(*row.unbind()) for row in rows]
 
-    def _update(self, *batch: Tensor) -> Tensors:
-        steps = [partial(trainer.take_step, Batch(*batch)) for trainer in self.trainers]
+    def _update(self, *parts: Tensor) -> Tensors:
+        pieces = [Batch(*parts[i : i + len(Batch._fields)]) for i in range(0, len(parts), len(Batch._fields))]
+        batches = dict(zip(self.sources, pieces, strict=True))
+        steps = [partial(trainer.take_step, batches[batches_of(trainer.experiment)]) for trainer in self.trainers]
         return (torch.stack(side_by_side(steps, self.streams)),)
 
 
@@ -141,7 +149,7 @@ def _note(loggers: Sequence[RunLogger], each: Sequence[Stats], errors: dict[RunL
                 logger.on_step(stats)
             except ValueError as error:  # non-finite loss
                 errors[logger] = str(error)
-    if loggers[0].trainer.step % loggers[0].experiment.evaluate_every == 0:
+    if any(logger.trainer.step % logger.experiment.evaluate_every == 0 for logger in loggers):
         for logger in loggers:
             logger.restart_clock()
 
@@ -158,13 +166,13 @@ def _room_for(experiments: Sequence[Experiment]) -> AbstractContextManager[None]
 def _check_alike(experiments: Sequence[Experiment]) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}; runs side by side are for one process")
-    theirs = common(experiments[0])
+    theirs = in_step(experiments[0])
     for experiment in experiments:
         if experiment.stop_at is not None:
             raise ValueError(
                 f"stop_at is {experiment.stop_at}; runs side by side take all their steps, so leave it out"
             )
-        for name, value in common(experiment).items():
+        for name, value in in_step(experiment).items():
             if value != theirs[name]:
                 raise ValueError(f"{name} is {value}; it must be {theirs[name]}, as in the first run")
 

@@ -8,7 +8,7 @@
     python research/tables.py results/mine.jsonl                                       tables of the results
 
 Run folders and weights stay under `--runs`. Runs that have a result in the study are skipped, so a study can be
-interrupted. Models of one seed train together, since one small model does not fill a GPU.
+interrupted. Runs of equally many steps train together, since one small model does not fill a GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import itertools
 import shutil
 import time
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,7 +121,7 @@ def trained_alike(plan: dict[str, str], *more: str) -> dict[str, str]:
     return {name: " ".join([words, NORMED, *(more or [SHORT])]) for name, words in plan.items()}
 
 
-# Parity without pairs, for all steps: without early stopping, runs of one length and seed can train together.
+# Parity without pairs, for all steps: without early stopping, runs of all lengths and seeds can train together.
 PARITY = {
     f"{name}-{length}": f"{words} length={length} stop_at=null"
     for length in (16, 32, 64, 128)
@@ -202,20 +203,20 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path, help="the study's JSONL file")
     parser.add_argument("--only", nargs="+", choices=list(PLANS), default=["plain", "systems"])
     parser.add_argument("--recipes", nargs="+", default=["cifar100"])
-    parser.add_argument("--names", nargs="+", help="of cells, where not all are wanted")
+    parser.add_argument("--names", nargs="+", help="of cells or wildcards, where not all are wanted")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--cifar10", default="data/cifar10")
     parser.add_argument("--cifar100", default="data/cifar100")
     parser.add_argument("--set", nargs="*", default=[], help="keywords and fields for every run, as in epochs=60")
     parser.add_argument("--runs", type=Path, help="where run folders go; runs/STUDY unless given")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--together", type=int, default=8, help="runs of a seed that train side by side")
+    parser.add_argument("--together", type=int, default=8, help="runs of equally many steps that train side by side")
     parser.add_argument("--minutes", type=float, default=60, help="after which no run begins")
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args(given)
     arguments.runs = arguments.runs or Path("runs") / arguments.out.stem
     runs = planned(arguments.only, arguments.recipes, tuple(arguments.seeds))
-    runs = [each for each in runs if not arguments.names or each.name in arguments.names]
+    runs = [each for each in runs if not arguments.names or any(fnmatch(each.name, name) for name in arguments.names)]
     if arguments.list:
         print("\n".join(f"{each.folder:40} {each.command}" for each in runs))
     else:

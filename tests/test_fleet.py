@@ -1,4 +1,4 @@
-"""Fleets: each run learns the same as alone, from shared batches."""
+"""Fleets: each run learns the same as alone, from shared batches or its own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from small_runs import tiny
 
 from adatape.config import to_dict
+from adatape.recipes import parity_small
 from adatape.train.folder import WEIGHTS
 from adatape.train.run import RunLogger, run
 from adatape.train.stop import Stopped
@@ -38,14 +39,29 @@ def test_each_run_learns_what_it_learns_alone(tmp_path: Path) -> None:
         assert {"train", "validation"} <= {line["kind"] for line in lines}
 
 
-def test_rates_may_differ_and_batches_may_not() -> None:
+def test_runs_of_other_seeds_and_lengths_train_beside_each_other(tmp_path: Path) -> None:
+    whole = {"stop_at": None, "optimizer.steps": 3, "optimizer.batch": 8, "data.held_out": 20}
+    experiments = [
+        with_fields(parity_small(length=length, system=system, seed=seed), whole)
+        for length, system, seed in ((8, "adatape", 0), (8, "transformer", 0), (12, "adatape", 1))
+    ]
+    assert fleets(experiments, 4) == [[0, 1, 2]]
+    assert len(Fleet(experiments, "cpu").sources) == 2
+    run_together(experiments, [tmp_path / str(n) for n in range(3)], "cpu")
+    for n, experiment in enumerate(experiments):
+        run(experiment, tmp_path / f"{n}-alone", "cpu", lambda _: None)
+        mine, theirs = (load_file(tmp_path / at / WEIGHTS) for at in (str(n), f"{n}-alone"))
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_rates_may_differ_and_the_number_of_steps_may_not() -> None:
     first = tiny("plainvit")
     fleet = Fleet([first, with_fields(first, {"optimizer.lr": 0.1})], "cpu")
     next(fleet.train())
     rates = [float(trainer.stepper.rate) for trainer in fleet.trainers]
     assert rates[1] > 10 * rates[0]
-    for field, value in (("optimizer.batch", 8), ("seed", 1), ("optimizer.steps", 5), ("data.augment.flip", True)):
-        with pytest.raises(ValueError, match=f"{field.split('.aug')[0]} is .*, as in the first run"):
+    for field, value in (("optimizer.steps", 5), ("engine.deterministic", False)):
+        with pytest.raises(ValueError, match=f"{field} is .*, as in the first run"):
             Fleet([first, with_fields(first, {field: value})], "cpu")
     with pytest.raises(ValueError, match=r"stop_at is 0\.5"):
         Fleet([with_fields(first, {"stop_at": 0.5})], "cpu")
@@ -53,8 +69,9 @@ def test_rates_may_differ_and_batches_may_not() -> None:
 
 def test_what_shares_batches_is_grouped_in_order() -> None:
     experiments = [tiny(system, seed=seed) for system in SYSTEMS for seed in (0, 1)]
-    assert fleets(experiments, 2) == [[0, 2], [4], [1, 3], [5]]
-    assert fleets(experiments, 8) == [[0, 2, 4], [1, 3, 5]]
+    assert fleets(experiments, 2) == [[0, 2], [4, 1], [3, 5]]
+    assert fleets(experiments, 8) == [[0, 2, 4, 1, 3, 5]]
+    assert fleets([experiments[0], tiny(steps=5), experiments[1]], 8) == [[0, 2], [1]]
 
 
 def test_images_are_held_once() -> None:

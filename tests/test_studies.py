@@ -46,10 +46,16 @@ def test_every_planned_run_is_a_command_and_builds(plan: str) -> None:
             build_for(experiment)
 
 
-def test_all_of_one_length_of_parity_train_together() -> None:
-    runs = study.planned(["parity"], [], (0,))
-    experiments = [experiment_of(RECIPES[given.recipe], given.words, seed=0) for given in runs]
-    assert [len(fleet) for fleet in fleets(experiments, 8)] == [7] * 4
+def test_all_lengths_and_seeds_of_parity_train_together() -> None:
+    runs = study.planned(["parity"], [], (0, 1, 2))
+    experiments = [experiment_of(RECIPES[given.recipe], given.words, seed=given.seed) for given in runs]
+    assert [len(fleet) for fleet in fleets(experiments, 100)] == [len(runs)]
+
+
+def test_cells_are_chosen_by_name_or_wildcard(capsys: pytest.CaptureFixture[str]) -> None:
+    study.main(["unused.jsonl", "--only", "parity", "--names", "ut-*", "random-16", "--seeds", "0", "--list"])
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == [f"parity/{name}/seed-0" for name in ("ut-16", "random-16", "ut-32", "ut-64", "ut-128")]
 
 
 def test_a_run_is_trained_once_and_looked_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
