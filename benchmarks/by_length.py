@@ -4,10 +4,10 @@
     python benchmarks/by_length.py results/by_length.jsonl --size small --batch 1 16             on a CPU
 
 Lengths are normal with a deviation of a third of their mean, between 1 and T. `law` is (time ÷ time with full tapes) ÷
-(tokens ÷ tokens with full tapes): 1 where time follows tokens. `default` is the model as it is built; `packed` and
-`buckets` drop hidden rows. `--budgets` are full tapes of a smaller budget than the model was built for. With
-`--compile`, blocks are compiled with dynamic shapes. All run in turn in one process; ratios are medians over rounds, of
-wall time, or on a CPU with one thread of processor time.
+(tokens ÷ tokens with full tapes): 1 where time follows tokens. `default` is the model as it is built; `padded` masks
+hidden rows, `packed` and `buckets` drop them. `--budgets` are full tapes of a smaller budget than the model was built
+for. With `--compile`, blocks are compiled with dynamic shapes. All run in turn in one process; ratios are medians over
+rounds, of wall time, or on a CPU with one thread of processor time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ from adatape.evaluate.speed import interleaved, repeats_within
 from adatape.packing import truncate_tape
 
 MERGE = 4
-LAYOUTS: dict[str, dict[str, Any]] = {"default": {"packed": False}, "packed": {}, "buckets": {"buckets": 4}}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "default": {"packed": None},
+    "padded": {"packed": False},
+    "packed": {},
+    "buckets": {"buckets": 4},
+}
 
 
 def drawn_lengths(mean: int, batch: int, longest: int) -> Tensor:
@@ -72,7 +77,7 @@ def measure(how: Any, batch: int) -> list[Row]:
 
     def run_budget(steps: int) -> Tensor:
         vars(model.reader).pop("forward", None)
-        model.set_packed(False)
+        model.set_packed(None)
         model.set_budget(steps)
         try:
             return model(images)
@@ -81,7 +86,7 @@ def measure(how: Any, batch: int) -> list[Row]:
 
     drawn = {mean: drawn_lengths(mean, batch, how.steps).to(how.device) for mean in how.lengths}
     full = torch.full((batch,), how.steps, device=how.device)
-    sides = {"full": partial(run, full, "default")}
+    sides = {"full": partial(run, full, "padded")}
     sides |= {f"{mean} {name}": partial(run, drawn[mean], name) for mean in drawn for name in how.layouts}
     sides |= {f"budget {steps}": partial(run_budget, steps) for steps in how.budgets}
     synchronize = torch.cuda.synchronize if how.device == "cuda" else lambda: None

@@ -196,6 +196,21 @@ def test_removed_tokens_are_not_computed() -> None:
     assert [rows * width for rows, width in seen] == entered[0][entered[0] > 0].tolist()
 
 
+@pytest.mark.parametrize(("width", "removes"), [(64, False), (512, True)])
+@torch.no_grad()
+def test_a_cpu_removes_tokens_of_large_samples_by_default(width: int, removes: bool) -> None:
+    model = halting_apart(embed_dim=width, patch_size=4).eval()
+    computed: list[int] = []
+    for block in model.vit.blocks:
+        block.register_forward_pre_hook(lambda _, inputs: computed.append(inputs[0].shape[0] * inputs[0].shape[1]))
+    by_default = model(images(), output=True)
+    entered = tokens_per_layer(by_default.steps.weight).sum(0).tolist()
+    assert min(entered) < max(entered)
+    assert computed == (entered if removes else [max(entered)] * DEPTH)
+    model.set_packed(not removes)
+    torch.testing.assert_close(model(images()), by_default.logits, rtol=1e-5, atol=1e-5)
+
+
 def test_training_masks_even_where_inference_removes() -> None:
     model = halting_apart().train()
     expected = model(images())

@@ -19,8 +19,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import adatape.models  # noqa: F401  registers the models
 from adatape import ragged_attention
 from adatape.models import AdaTape
-from adatape.models.execution import buckets
-from adatape.packing import full_packing, key_mask, make_packing, pack, tape_rows, unpack
+from adatape.models.execution import buckets, run_packed
+from adatape.packing import LARGE_SAMPLE, full_packing, key_mask, make_packing, pack, tape_rows, unpack
 from adatape.ragged_attention import PackedMask, PaddingMask, RaggedMask, aligned_bias
 
 SMALL = {"img_size": 32, "depth": 3, "num_classes": 5, "patch_size": 8, "bank_patch": 4, "bank_size": 80}
@@ -335,6 +335,35 @@ def test_hidden_rows_are_not_computed() -> None:
     in_buckets = sum(len(which) * (16 + longest) for which, _, longest in buckets(lengths, 3))
     assert sum(rows["buckets"]) == inputs + 2 * in_buckets
     assert lengths.sum() <= in_buckets - inputs < 12 * 6
+
+
+@torch.no_grad()
+def test_a_cpu_packs_large_samples_by_default_and_pads_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[Tensor] = []
+
+    def counted(*given: Any) -> Tensor:
+        packed.append(given[1].rows)
+        return run_packed(*given)
+
+    monkeypatch.setattr("adatape.models.adatape.run_packed", counted)
+    for size, packs in ((32, False), (96, True)):
+        model, batch = small(img_size=size, patch_size=4, bank="learn", depth=2), F.interpolate(images(), size)
+        by_default = model(batch, output=True)
+        assert by_default.tape.length.min() < by_default.tape.length.max()
+        assert [rows.shape[1] * rows.shape[2] >= LARGE_SAMPLE for rows in packed] == [True] * packs
+        packed.clear()
+        for layout in LAYOUTS.values():
+            model.set_packed(**layout)
+            torch.testing.assert_close(model(batch), by_default.logits, rtol=1e-5, atol=1e-5)
+        model.set_packed(None)
+        packed.clear()
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(batch), by_default.logits, rtol=1e-5, atol=1e-5)
+        assert not packed
+        for block in model.vit.blocks:
+            block.compile(backend="aot_eager")
+        torch.testing.assert_close(model(batch), by_default.logits, rtol=1e-5, atol=1e-5)
+        assert not packed
 
 
 @pytest.mark.parametrize("options", [{}, {"bank": "learn"}, {"tape_ffn": "append+blocks"}, {"gate": True}], ids=str)

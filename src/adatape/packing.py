@@ -8,10 +8,27 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from adatape.cuda_graphs import may_look_at
+from adatape.cuda_graphs import is_compiling_or_capturing, may_look_at
 from adatape.records import Tape
+
+LARGE_SAMPLE = 2**15  # rows × width from which a CPU loses no time by attending to one sample after the other
+
+
+def packs(chosen: bool | None, rows: Float[Tensor, "b m d"], block: nn.Module) -> bool:
+    """Whether inference drops hidden rows instead of masking them: as chosen; by None where it is sure to be faster."""
+    if is_compiling_or_capturing():
+        return False
+    if chosen is None:
+        large = rows.shape[1] * rows.shape[2] >= LARGE_SAMPLE
+        return large and may_look_at(rows) and not is_compiled(block)
+    return chosen
+
+
+def is_compiled(block: nn.Module) -> bool:
+    """Whether `block.compile()` was called, after which it cannot attend to one sample after the other."""
+    return getattr(block, "_compiled_call_impl", None) is not None
 
 
 def append_tape(

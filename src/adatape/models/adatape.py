@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from adatape.ablation import FixedTokens, make_reader
 from adatape.banks import Bank, NoBank
 from adatape.config import Budget, ReaderConfig, ReaderName
-from adatape.cuda_graphs import is_compiling_or_capturing, is_exporting, may_look_at
+from adatape.cuda_graphs import is_exporting, may_look_at
 from adatape.encoder import TapeBlock, TapeGate, tape_mlp
 from adatape.macs import (
     PartCost,
@@ -30,7 +30,7 @@ from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, Si
 from adatape.models.execution import BlocksInput, run_buckets, run_packed, run_padded
 from adatape.models.join import TapeJoin, check_join, head_count, hidden_width
 from adatape.models.rope import row_rope
-from adatape.packing import TapeRows, append_tape, pad_rows, without_hidden_steps
+from adatape.packing import TapeRows, append_tape, packs, pad_rows, without_hidden_steps
 from adatape.ragged_attention import PaddingMask, gate_bias, padding_mask
 from adatape.reader import TapeReader
 from adatape.records import Output, Tape
@@ -67,7 +67,8 @@ class AdaTape(Adaptive):
         self.pooled = not join.gate
         if not self.pooled and isinstance(vit.blocks[-1], TapeBlock):
             vit.blocks[-1].tape_mlp = nn.Identity()  # tape rows are not used after the last block
-        self.packed, self.buckets = False, 0
+        self.packed: bool | None = None
+        self.buckets = 0
 
     def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:
         (tokens, rope), depth = self.embed_with_rope(x), len(self.vit.blocks)
@@ -93,8 +94,8 @@ class AdaTape(Adaptive):
         first = self.join.layer
         shifted: OnBlock = on_block if on_block is ignore_block else lambda n, tokens: on_block(first + n, tokens)
         masks = self.attention_masks(blocks_input, tape)
-        packs = self.packed and isinstance(masks[0], PaddingMask)  # not biases, nor where no row is hidden
-        if not packs or self.training or is_compiling_or_capturing():
+        ragged = isinstance(masks[0], PaddingMask)  # no bias, and a row may be hidden
+        if not ragged or self.training or not packs(self.packed, blocks_input.rows, self.vit.blocks[-1]):
             return run_padded(self._step, blocks_input, masks, shifted)
         if self.buckets and on_block is ignore_block:
             return run_buckets(self._step, blocks_input, len(masks), self.buckets)
@@ -119,14 +120,15 @@ class AdaTape(Adaptive):
             return bool(visible.all())
         return self.reader.always_full and not is_exporting()
 
-    def set_packed(self, packed: bool = True, buckets: int = 0) -> None:
+    def set_packed(self, packed: bool | None = True, buckets: int = 0) -> None:
         """Sets whether inference drops hidden rows before the blocks instead of masking them; results are the same.
 
         Packing concatenates the visible tokens of a batch into one row. With `buckets`, samples are sorted by length
-        into that many padded batches, which is faster on a CPU. Shapes then depend on the data: blocks may be compiled
-        with dynamic=True; a model compiled as a whole, training and gated tapes stay padded.
+        into that many padded batches. Shapes then depend on the data: blocks may be compiled with dynamic=True; a model
+        compiled as a whole, training and gated tapes stay padded. None, as built, packs large samples on a CPU in eager
+        inference, where that is faster.
         """
-        self.packed, self.buckets = packed or buckets > 0, buckets
+        self.packed, self.buckets = packed if buckets == 0 else True, buckets
 
     def train(self, mode: bool = True) -> AdaTape:
         if mode:

@@ -11,11 +11,19 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.act import advance, begin, ponder_cost
-from adatape.cuda_graphs import is_compiling_or_capturing
 from adatape.macs import block_macs, input_tokens, total
 from adatape.models.base import Adaptive, BlocksOutput, OnBlock, ignore_block
 from adatape.models.registry import SIZES, register, split
-from adatape.packing import Packing, PendingPacking, full_packing, key_mask, launch_packing, nonzero_padded, unpack
+from adatape.packing import (
+    Packing,
+    PendingPacking,
+    full_packing,
+    key_mask,
+    launch_packing,
+    nonzero_padded,
+    packs,
+    unpack,
+)
 from adatape.ragged_attention import PackedMask
 from adatape.records import Output, Steps
 
@@ -50,19 +58,21 @@ class AViT(Adaptive):
         _check_halting(gamma, epsilon, prior_weight)
         self.gamma, self.beta, self.epsilon = gamma, beta, epsilon
         self.prior_mean, self.prior_weight = prior_mean, prior_weight
-        self.packed = False
+        self.packed: bool | None = None
 
-    def set_packed(self, packed: bool = True) -> None:
+    def set_packed(self, packed: bool | None = True) -> None:
         """Sets whether inference removes halted tokens instead of masking them; results are the same.
 
         Running tokens are concatenated into one row. Shapes then depend on the data: blocks may be compiled with
-        dynamic=True; a model compiled as a whole and training use masks.
+        dynamic=True; a model compiled as a whole and training use masks. None, as built, removes them from large
+        samples on a CPU in eager inference, where that is faster.
         """
         self.packed = packed
 
     def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:  # noqa: ARG002
-        packs = self.packed and not self.training and not is_compiling_or_capturing()
-        return self._forward_packed(self.embed(x), on_block) if packs else self._forward_masked(self.embed(x), on_block)
+        tokens = self.embed(x)
+        removes = not self.training and packs(self.packed, tokens, self.vit.blocks[-1])
+        return self._forward_packed(tokens, on_block) if removes else self._forward_masked(tokens, on_block)
 
     def actual_macs(self, output: Output) -> Tensor:
         """Multiply-adds with halted tokens removed: each block counts its running tokens only."""
