@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -428,3 +429,19 @@ def test_whoever_reads_may_stop_reading(arguments: list[str]) -> None:
     os.close(write)
     assert run.returncode == 1
     assert run.stderr == ""
+
+
+def test_a_warning_of_ours_is_one_line_and_another_names_its_place() -> None:
+    code = """
+        import sys, warnings
+        from adatape.__main__ import main
+        from adatape.reader import warn_beyond
+        sys.argv = ["adatape", "recipes"]
+        main()
+        warn_beyond("steps", 9, 4, stacklevel=1)
+        warnings.warn("theirs")
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    ours, theirs = run.stderr.splitlines()[:2]
+    assert ours == "adatape: warning: steps is 9; the model was built, and perhaps trained, for at most 4"
+    assert "UserWarning: theirs" in theirs
