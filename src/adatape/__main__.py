@@ -6,7 +6,6 @@ from pathlib import Path
 
 from adatape.extras import how_to_install
 
-
 _in_full = warnings.formatwarning
 
 

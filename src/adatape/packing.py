@@ -16,19 +16,22 @@ from adatape.records import Tape
 LARGE_SAMPLE = 2**15  # rows × width from which a CPU loses no time by attending to one sample after the other
 
 
-def packs(chosen: bool | None, rows: Float[Tensor, "b m d"], block: nn.Module) -> bool:
+def packs(chosen: bool | None, rows: Float[Tensor, "b m d"], blocks: nn.Module) -> bool:
     """Whether inference drops hidden rows instead of masking them: as chosen; by None where it is sure to be faster."""
     if is_compiling_or_capturing():
         return False
     if chosen is None:
         large = rows.shape[1] * rows.shape[2] >= LARGE_SAMPLE
-        return large and may_look_at(rows) and not is_compiled(block)
+        return large and may_look_at(rows) and not expect_batches(blocks)
     return chosen
 
 
-def is_compiled(block: nn.Module) -> bool:
-    """Whether `block.compile()` was called, after which it cannot attend to one sample after the other."""
-    return getattr(block, "_compiled_call_impl", None) is not None
+def expect_batches(blocks: nn.Module) -> bool:
+    """Whether blocks are compiled, or hooks look at them: rows of a sample should then not be those of another."""
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or getattr(module, "_compiled_call_impl", None)
+        for module in blocks.modules()
+    )
 
 
 def append_tape(

@@ -95,7 +95,7 @@ class AdaTape(Adaptive):
         shifted: OnBlock = on_block if on_block is ignore_block else lambda n, tokens: on_block(first + n, tokens)
         masks = self.attention_masks(blocks_input, tape)
         ragged = isinstance(masks[0], PaddingMask)  # no bias, and a row may be hidden
-        if not ragged or self.training or not packs(self.packed, blocks_input.rows, self.vit.blocks[-1]):
+        if not ragged or self.training or not packs(self.packed, blocks_input.rows, self.vit.blocks):
             return run_padded(self._step, blocks_input, masks, shifted)
         if self.buckets and on_block is ignore_block:
             return run_buckets(self._step, blocks_input, len(masks), self.buckets)
@@ -126,7 +126,7 @@ class AdaTape(Adaptive):
         Packing concatenates the visible tokens of a batch into one row. With `buckets`, samples are sorted by length
         into that many padded batches. Shapes then depend on the data: blocks may be compiled with dynamic=True; a model
         compiled as a whole, training and gated tapes stay padded. None, as built, packs large samples on a CPU in eager
-        inference, where that is faster.
+        inference, where that is faster; not where hooks look at blocks.
         """
         self.packed, self.buckets = packed if buckets == 0 else True, buckets
 

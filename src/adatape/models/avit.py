@@ -65,13 +65,13 @@ class AViT(Adaptive):
 
         Running tokens are concatenated into one row. Shapes then depend on the data: blocks may be compiled with
         dynamic=True; a model compiled as a whole and training use masks. None, as built, removes them from large
-        samples on a CPU in eager inference, where that is faster.
+        samples on a CPU in eager inference, where that is faster; not where hooks look at blocks.
         """
         self.packed = packed
 
     def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:  # noqa: ARG002
         tokens = self.embed(x)
-        removes = not self.training and packs(self.packed, tokens, self.vit.blocks[-1])
+        removes = not self.training and packs(self.packed, tokens, self.vit.blocks)
         return self._forward_packed(tokens, on_block) if removes else self._forward_masked(tokens, on_block)
 
     def actual_macs(self, output: Output) -> Tensor:
