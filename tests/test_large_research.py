@@ -14,6 +14,8 @@ from scripts import script
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from adatape.evaluate.precision import mean_precision, precision_by_class
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -110,3 +112,35 @@ def test_scores_of_new_systems_join_the_stored_ones_if_they_are_of_the_same_scen
     np.savez(tmp_path / "street-scores-2.npz", **{"labels": labels[:2], "all 8": np.ones((2, 4))})
     with pytest.raises(ValueError, match="other scenes"):
         tables.add_scores(tmp_path, stored)
+
+
+def test_equal_scores_share_their_last_rank_as_in_the_package() -> None:
+    tables = script("research/large/large_tables.py")
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 5, (60, 3), generator=generator).float()
+    labels = (torch.rand(60, 3, generator=generator) < 0.3).float()
+    names = ["a", "b", "c"]
+    expected = mean_precision(precision_by_class(scores, labels, names))
+    assert tables.mean_ap(scores.numpy(), labels.numpy()) == pytest.approx(expected)
+    often = torch.randint(0, 3, (60,), generator=generator)
+    drawn = torch.arange(60).repeat_interleave(often)
+    expected = mean_precision(precision_by_class(scores[drawn], labels[drawn], names))
+    assert tables.mean_ap(scores.numpy(), labels.numpy(), often.numpy()) == pytest.approx(expected)
+
+
+def test_probabilities_at_every_budget_are_the_models_and_their_table_compares_with_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budgets, tables = script("research/large/street_budgets.py"), script("research/large/large_tables.py")
+    out = tmp_path / "budgets.npz"
+    rows = np.random.default_rng(0).random((40, 2)).astype(np.float32)
+    stored = {"labels": (rows > 0.5).astype(np.uint8), "1": rows[::-1], "4": rows}
+    np.savez(out, **stored, **{"gflops 1": np.array(1.0), "gflops 4": np.array(4.0)})
+    monkeypatch.setattr(tables, "BUDGETS", out)
+    tables.budgets()
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "| 4 | 4.00 | 1.000 | 1.000 | +0.0 [+0.0, +0.0] |"
+    model = torch.nn.Linear(3, 2)
+    batches = [(torch.randn(4, 3), torch.zeros(4, 2)), (torch.randn(2, 3), torch.zeros(2, 2))]
+    found = budgets.probabilities(model, batches)
+    assert np.allclose(found[4:], model(batches[1][0]).sigmoid().detach().numpy())

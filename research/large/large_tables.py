@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "large"
+BUDGETS = RESULTS / "street_budgets.npz"  # of street_budgets.py
 THIN, WIDE = "16,32,48,48:1500:zoom", "32,64,96,96:2500:zoom+classes"
 SEEDS = (0, 1, 2)
 PLAIN = {224: 1.268, 256: 1.675, 320: 2.838, 384: 4.682, 512: 10.553}  # GFLOPs
@@ -24,14 +25,18 @@ DRAWS = 2000
 
 
 def mean_ap(scores: np.ndarray, labels: np.ndarray, weight: np.ndarray | None = None) -> float:
-    """Mean over classes of average precision; `weight` says how often each scene was drawn."""
+    """Mean over classes of average precision; `weight` says how often each scene was drawn.
+
+    As in the package, equal scores share the last of their ranks.
+    """
     weight = np.ones(len(scores)) if weight is None else weight
     found = []
     for s, y in zip(scores.T, labels.T, strict=True):
         order = np.argsort(-s, kind="stable")
-        positive, all_of = (y * weight)[order], weight[order]
+        positive, all_of, sorted_scores = (y * weight)[order], weight[order], -s[order]
         precision = np.cumsum(positive) / np.maximum(np.cumsum(all_of), 1e-9)
-        found.append((precision * positive).sum() / max(positive.sum(), 1e-9))
+        last = np.searchsorted(sorted_scores, sorted_scores, side="right") - 1
+        found.append((precision[last] * positive).sum() / max(positive.sum(), 1e-9))
     return float(np.mean(found))
 
 
@@ -42,8 +47,7 @@ class Scores:
         stored = np.load(path)
         self.labels = stored["labels"].astype(float)
         self.scores = {name: stored[name].astype(np.float32) for name in stored.files if name != "labels"}
-        drawn = np.random.default_rng(0).integers(0, len(self.labels), (DRAWS, len(self.labels)))
-        self.weights = np.stack([np.bincount(each, minlength=len(self.labels)) for each in drawn]).astype(float)
+        self.weights = draws_of_scenes(len(self.labels))
 
     def seeds(self, name: str) -> list[float]:
         return [mean_ap(self.scores[f"{name} seed {seed}"], self.labels) for seed in SEEDS]
@@ -54,9 +58,19 @@ class Scores:
         return np.array([np.mean([mean_ap(s, self.labels, w) for s in each]) for w in self.weights])
 
     def difference(self, name: str, other: str) -> str:
-        points = 100 * (self.draws(name) - self.draws(other))
-        low, high = np.percentile(points, [2.5, 97.5])
-        return f"{100 * (np.mean(self.seeds(name)) - np.mean(self.seeds(other))):+.1f} [{low:+.1f}, {high:+.1f}]"
+        mean = float(np.mean(self.seeds(name)) - np.mean(self.seeds(other)))
+        return points_with_interval(mean, self.draws(name) - self.draws(other))
+
+
+def draws_of_scenes(scenes: int) -> np.ndarray:
+    """(draws, scenes): how often each scene is in a bootstrap sample."""
+    drawn = np.random.default_rng(0).integers(0, scenes, (DRAWS, scenes))
+    return np.stack([np.bincount(each, minlength=scenes) for each in drawn]).astype(float)
+
+
+def points_with_interval(mean: float, drawn: np.ndarray) -> str:
+    low, high = np.percentile(100 * drawn, [2.5, 97.5])
+    return f"{100 * mean:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def rows_of(file: str, **wanted: Any) -> list[dict[str, Any]]:
@@ -90,6 +104,20 @@ def street() -> None:
         for reads in (8, 32, 64):
             print(f"{label} channels, {reads} windows − all windows: {kept.difference(f'{scan} {reads}', 'all 1008')}")
     print(f"random windows, 8: {', '.join(f'{v:.3f}' for v in kept.seeds('random 8'))}")
+
+
+def budgets() -> None:
+    """The packaged model with 0 windows to all that an image has room for; all is the last budget."""
+    stored = np.load(BUDGETS)
+    labels, reads = stored["labels"].astype(float), [name for name in stored.files if name.isdecimal()]
+    weights = draws_of_scenes(len(labels))
+    drawn = {n: np.array([mean_ap(stored[n], labels, weight) for weight in weights]) for n in reads}
+    ap, gflops = {n: mean_ap(stored[n], labels) for n in reads}, {n: float(stored[f"gflops {n}"]) for n in reads}
+    most = reads[-1]
+    print("\n| windows | GFLOPs | share of the cost of all | mean AP | − all windows |\n|---|---|---|---|---|")
+    for n in reads:
+        behind = points_with_interval(ap[n] - ap[most], drawn[n] - drawn[most])
+        print(f"| {n} | {gflops[n]:.2f} | {gflops[n] / gflops[most]:.3f} | {ap[n]:.3f} | {behind} |")
 
 
 def lengths() -> None:
@@ -143,7 +171,12 @@ def main() -> None:
         TABLES[name]()
 
 
-TABLES: dict[str, Callable[[], None]] = {"street": street, "lengths": lengths, "megapixel": megapixel}
+TABLES: dict[str, Callable[[], None]] = {
+    "street": street,
+    "budgets": budgets,
+    "lengths": lengths,
+    "megapixel": megapixel,
+}
 
 if __name__ == "__main__":
     main()

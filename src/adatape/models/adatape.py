@@ -67,8 +67,7 @@ class AdaTape(Adaptive):
         self.pooled = not join.gate
         if not self.pooled and isinstance(vit.blocks[-1], TapeBlock):
             vit.blocks[-1].tape_mlp = nn.Identity()  # tape rows are not used after the last block
-        self.packed: bool | None = None
-        self.buckets = 0
+        self.set_packed(None)
 
     def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:
         (tokens, rope), depth = self.embed_with_rope(x), len(self.vit.blocks)
@@ -123,10 +122,9 @@ class AdaTape(Adaptive):
     def set_packed(self, packed: bool | None = True, buckets: int = 0) -> None:
         """Sets whether inference drops hidden rows before the blocks instead of masking them; results are the same.
 
-        Packing concatenates the visible tokens of a batch into one row. With `buckets`, samples are sorted by length
-        into that many padded batches. Shapes then depend on the data: blocks may be compiled with dynamic=True; a model
-        compiled as a whole, training and gated tapes stay padded. None, as built, packs large samples on a CPU in eager
-        inference, where that is faster; not where hooks look at blocks.
+        Packing concatenates the visible tokens of a batch into one row; `buckets` pads samples of like length together.
+        Shapes then depend on the data: blocks may be compiled with dynamic=True; models compiled as a whole, training
+        and gated tapes stay padded. None, as built, packs large samples in eager inference on a CPU without hooks.
         """
         self.packed, self.buckets = packed if buckets == 0 else True, buckets
 
