@@ -42,28 +42,44 @@ def on_gpu(**wanted: Any) -> Row:
 
 
 def as_built() -> str:
-    """Models as they are built, tapes may halt, without CUDA graphs."""
-    named = {name: SIZES[name][:2] for name in SIZES if name.startswith("B/")}
-    named["PlainViT-B/16 of ours"] = ("plainvit_base_patch16_224", {})
-    found, every = [], rows_of("speed_defaults")
-    for name, (model, options) in named.items():
-        step, read = (
-            only(every, model=model, options=options, mode=mode, batch=256) for mode in ("train", "inference")
-        )
-        found.append([name, f"{read['flops_ratio']:.3f}", f"**{step['ratio']:.3f}**", f"**{read['ratio']:.3f}**"])
-    return table(["model", "FLOPs ratio", "training", "inference"], found)
+    """Models as they are built, tapes may halt, without CUDA graphs; images per second where times were kept."""
+    named = {f"GPU, batch 256: {name}": SIZES[name][:2] for name in SIZES if name.startswith("B/")}
+    named["GPU, batch 256: PlainViT-B/16 of ours"] = ("plainvit_base_patch16_224", {})
+    places: list[tuple[str, list[Row], dict[str, Any]]] = [
+        (name, rows_of("speed_defaults"), {"model": model, "options": options, "batch": 256})
+        for name, (model, options) in named.items()
+    ]
+    cpu = [row for row in rows_of("speed") if row["device"] == "cpu" and not row["full_tape"]]
+    for batch in (1, 16):
+        for size, letter in (("tiny", "Ti"), ("small", "S")):
+            for bank, options in (("learnable", LEARNT), ("input", OF_INPUT)):
+                name = f"CPU, batch {batch}: {letter}/16, {bank}"
+                model = f"adatape_{size}_patch16_224"
+                places.append((name, cpu, {"model": model, "options": options, "batch": batch, "compile": "none"}))
+    found = []
+    for name, every, wanted in places:
+        read, step = (only(every, mode=mode, **wanted) for mode in ("inference", "train"))
+        found.append([name, f"{read['flops_ratio']:.3f}", _with_pace(read), _with_pace(step)])
+    return table(["", "FLOPs ratio", "inference", "training"], found)
+
+
+def _with_pace(row: Row) -> str:
+    pace = row.get("images_per_second")
+    return f"**{row['ratio']:.2f}**" + (f" ({pace:.0f} images/s)" if pace else "")
 
 
 def against_timm() -> str:
-    head = ["model", "FLOPs ratio", "inference: goal", f"measured {GRAPHED}", "training: goal", "measured"]
+    head = ["model", "FLOPs ratio", "inference: goal", f"measured {GRAPHED}", "images/s"]
+    head += ["training: goal", "measured", "images/s"]
     found = []
     for name, (model, options, inference, training) in SIZES.items():
         graphs = "large" not in model  # three large models with CUDA graphs do not fit in memory
         read = on_gpu(model=model, options=options, mode="inference", graphs=True)
         step = on_gpu(model=model, options=options, mode="train", graphs=graphs)
         mark = GRAPHED if graphs else NOT_GRAPHED
-        cells = [f"{read['flops_ratio']:.3f}", f"{inference:.2f}", _ratio(read)]
-        found.append([name, *cells, f"{training:.2f}", f"{_ratio(step)} {mark}", f"{step['memory_ratio']:.3f} ×"])
+        cells = [f"{read['flops_ratio']:.3f}", f"{inference:.2f}", _ratio(read), f"{read['images_per_second']:,.0f}"]
+        cells += [f"{training:.2f}", f"{_ratio(step)} {mark}", f"{step['images_per_second']:,.0f}"]
+        found.append([name, *cells, f"{step['memory_ratio']:.3f} ×"])
     return table([*head, "peak memory, training"], found)
 
 
