@@ -93,6 +93,12 @@ def test_a_run_records_no_commit_where_git_is_not_installed(monkeypatch: pytest.
     assert environment("cpu")["commit"] is None
 
 
+def test_a_run_records_its_command_as_it_may_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for started in ("/usr/local/bin/adatape", "/usr/local/lib/adatape/__main__.py"):
+        monkeypatch.setattr("sys.argv", [started, "train", "images", "--path", "my photos"])
+        assert environment("cpu")["command"] == "adatape train images --path 'my photos'"
+
+
 def test_a_sweep_runs_every_combination(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     over = ["--over", "reader.norm_scale=0.3,1.0", "--over", "seed=0,1"]
     options = "--length 8 --steps 2 --device cpu --json --out runs/s"

@@ -57,6 +57,11 @@ def test_every_option_of_a_recipe_has_a_text_a_group_and_a_default(
         assert ("(required)" if required else f"(default: {default})") in box
 
 
+@pytest.mark.parametrize(("name", "told"), [("replay", "a config.json"), ("resume", "a run folder")])
+def test_what_is_replayed_or_resumed_has_a_text(name: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told in help_of(capsys, "train", name).partition("positional arguments")[2].partition("options")[0]
+
+
 def test_steps_means_training_steps_in_every_recipe() -> None:
     for name, parameter in PARAMETERS:
         if parameter.name == "steps":

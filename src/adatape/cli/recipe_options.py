@@ -26,6 +26,7 @@ class Replay:
     """Run the experiment of a config.json again, into a new folder."""
 
     config: tyro.conf.Positional[Path]
+    """a config.json, such as that of a run folder"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Resume:
     """Go on with a run from its newest good checkpoint."""
 
     folder: tyro.conf.Positional[Path]
+    """a run folder"""
 
 
 def recipe_choice() -> Any:

@@ -7,7 +7,6 @@ import json
 import platform
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from adatape.models.base import Adaptive
 from adatape.reader import TapeReader
 from adatape.train.files import PARTIAL, atomic_write
 from adatape.train.identity import check_identity
-from adatape.train.lock import LOCK, write_lock
+from adatape.train.lock import LOCK, command_line, write_lock
 from adatape.train.task import build_for
 from adatape.train.trust import check_links, untrusted
 from adatape.train.weights import expect_stamp, read_weights
@@ -228,7 +227,7 @@ def environment(device: str) -> dict[str, Any]:
         "timm": timm.__version__,
         "adatape": adatape.__version__,
         "commit": _commit(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line(),
     }
 
 

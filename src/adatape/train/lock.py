@@ -12,6 +12,7 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import socket
 import sys
 import threading
@@ -177,10 +178,16 @@ def _is_at(path: Path, handle: int) -> bool:
     return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
 
+def command_line() -> str:
+    """The command that started this process, as it may be typed again; `python -m adatape` is `adatape`."""
+    started = Path(sys.argv[0])
+    name = started.parent.name if started.name == "__main__.py" else started.name
+    return shlex.join([name, *sys.argv[1:]])
+
+
 def _details() -> bytes:
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return json.dumps(Holder(socket.gethostname(), str(os.getpid()), now, command[:MOST_TEXT])._asdict()).encode()
+    now, command = datetime.now(UTC).isoformat(timespec="seconds"), command_line()[:MOST_TEXT]
+    return json.dumps(Holder(socket.gethostname(), str(os.getpid()), now, command)._asdict()).encode()
 
 
 def _holder(handle: int) -> Holder | None:
