@@ -464,7 +464,7 @@ def test_an_unknown_option_is_refused() -> None:
 
 def test_weights_that_cannot_be_fetched_are_asked_for_as_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> None:
-        raise OSError("no\nnetwork")
+        raise OSError("no\nnetwork. Please make sure your Internet connection is on.")
 
     monkeypatch.setattr(timm, "create_model", offline)
     model = ImageModel("vit_tiny_patch16_224.augreg_in21k", pretrained="hub")

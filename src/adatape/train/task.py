@@ -115,8 +115,9 @@ def build_image_model(
     except OSError as error:  # all that reads from the hub raises for a missing connection
         if model.pretrained != "hub":
             raise
+        said = one_line(error).partition(". ")[0]
         raise ValueError(
-            f"the pretrained weights of {model.name} cannot be fetched: {one_line(error)}; "
+            f"the pretrained weights of {model.name} cannot be fetched: {said}; "
             "`--pretrained FILE` takes a safetensors file of them instead"
         ) from error
     if not whole:
