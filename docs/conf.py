@@ -26,6 +26,7 @@ suppress_warnings = ["misc.highlighting_failure"]  # blocks of shell may hold an
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300  # seconds of a cell; a busy machine is not an error
+nb_merge_streams = True
 nb_output_stderr = "remove"  # warnings of other packages, which name folders of the machine
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # its defaults are fetched from other hosts
 
