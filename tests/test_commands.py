@@ -130,7 +130,7 @@ def test_a_run_that_has_learnt_stops_early(here: Path, capsys: pytest.CaptureFix
         ("sweep parity-small --over seed", "over is 'seed'; it must be field=value,value"),
         (
             "sweep parity-small --over reader.stepps=1,2",
-            "reader.stepps is not a field of this experiment; it has",
+            "reader.stepps is not a field of this experiment; perhaps model.reading.steps was meant; it has",
         ),
         ("eval nowhere --device tpu9", "nowhere has no config.json"),
         ("train parity --device gpu", "device is 'gpu'; it must be auto, cpu, or cuda"),
@@ -391,7 +391,10 @@ def test_a_folder_goes_on_and_a_finished_one_says_its_result(
     ("command", "message"),
     [
         ("train cifar10 --path nowhere", "nowhere"),
-        ("train digits --set optimizer.lrr=1", "optimizer.lrr is not a field of this experiment"),
+        (
+            "train digits --set optimizer.lrr=1",
+            "not a field of this experiment; perhaps optimizer.lr was meant; it has",
+        ),
         ("train digits --set optimzer.lr=1", "perhaps optimizer.lr was meant"),
         ("train digits --set optimizer.lr=fast", "lr is 'fast'; it must be a number"),
         ("train digits --set model.name=vit_huge", "model.name is 'vit_huge'; `adatape models` lists ours"),

@@ -518,7 +518,10 @@ def test_a_checkpoint_of_another_width_is_refused(
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("optimizer.lrr=1", "optimizer.lrr is not a field of this experiment; it has recipe, data.source"),
+        (
+            "optimizer.lrr=1",
+            "optimizer.lrr is not a field of this experiment; perhaps optimizer.lr was meant; it has recipe, data",
+        ),
         ("optimizer.lr=abc", "lr is 'abc'; it must be a number"),
         ("optimizer.batch=1.5", "batch is 1.5; it must be a whole number"),
         ("optimizer.schedule=step", "schedule is 'step'; it must be one of constant, cosine, linear"),

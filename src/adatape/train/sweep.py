@@ -38,7 +38,7 @@ def with_fields(experiment: Experiment, fields: dict[str, Any]) -> Experiment:
         if not isinstance(place, dict) or (last not in place and path[-1:] not in (["options"], ["wrap"])):
             known = list(_paths(values))
             near = "".join(f"; perhaps {each} was meant" for each in difflib.get_close_matches(name, known, 1))
-            raise ValueError(f"{name} is not a field of this experiment; it has {', '.join(known)}{near}")
+            raise ValueError(f"{name} is not a field of this experiment{near}; it has {', '.join(known)}")
         place[last] = value
     return from_dict(Experiment, values)
 
