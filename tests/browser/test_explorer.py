@@ -474,7 +474,8 @@ def test_a_scene_shows_its_windows_in_order_with_their_crops_and_what_each_budge
         read = int(figure(page, "tokens"))
         assert 1 < read < 8
         assert page.locator("svg .frame").count() == page.locator(".tape .crop").count() == read
-        assert f"Stopped after {read} windows of at most 8: the next window's score was below" in halted(page)
+        assert f"Stopped after {read} windows of at most 8: the next window's score was below 63 %" in halted(page)
+        assert "63 %" in page.locator("#stop").inner_text()  # in the unit of the scores under the windows
         assert page.locator("#examples button").count() == 12
         assert page.locator("#ticks span").count() == 8
         assert page.locator("#unit").inner_text() == "GFLOPs: billions of multiply-adds."

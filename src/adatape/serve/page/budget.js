@@ -1,5 +1,5 @@
 import { $, all, make, say, shaded } from "./dom.js";
-import { figure } from "./numbers.js";
+import { figure, percent } from "./numbers.js";
 import { unitName, work, workDigits } from "./work.js";
 
 const DEBOUNCE = 120;
@@ -79,7 +79,7 @@ function stopSentence(stop) {
     return `At most ${stop.steps}: up to ${work(stop.gflops)} ${unitName()}. Accuracy has not been measured here; this does: ` +
       `adatape eval RUN --budgets ${budget.stops.map((each) => each.steps).join(",")}`;
   const read = budget.windows ? `${figure(stop.length_mean)} windows and ` : "";
-  const floor = budget.windows && stop.threshold ? `, fewer where the next score is below ${figure(stop.threshold)}` : "";
+  const floor = budget.windows && stop.threshold ? `, fewer where the next score is below ${percent(stop.threshold)}` : "";
   return `At most ${stop.steps}${floor}: ${qualityName(stop)} ${stop.mean_ap?.toFixed(3) ?? quality(stop)} with ${read}` +
     `${work(stop.gflops_mean)} ${unitName()} on average over the test set.`;
 }

@@ -133,7 +133,7 @@ export class Panel {
 
   #nameWindows() {
     $(".figures dt", this.root).textContent = "windows read";
-    $(".reading h3", this.root).textContent = "Windows in reading order";
+    $(".reading h3", this.root).textContent = "Windows and their scores, in reading order";
     for (const button of all(".steppers [aria-label]", this.root))
       button.setAttribute("aria-label", button.getAttribute("aria-label").replace("token", "window"));
     this.reading.describe = (t, token) => `Window ${t + 1}, score ${percent(token.weight[0])}`;

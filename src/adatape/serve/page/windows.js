@@ -1,5 +1,5 @@
 import { draw, make } from "./dom.js";
-import { figure, percent, plural } from "./numbers.js";
+import { percent, plural } from "./numbers.js";
 import { kept } from "./picture.js";
 
 const numberHeight = (shown) => Math.min(15, Math.max(10, shown / 40)); // in pixels of the screen
@@ -55,7 +55,7 @@ export function cropped(bitmap, [top, left, high, wide], side) {
 export function stopSentence(tape, { steps, threshold }) {
   const read = `${plural(tape.length, "window")} of at most ${steps}`;
   if (tape.length >= steps) return `Read ${read}, all that the budget allows.`;
-  const below = threshold ? `below ${figure(threshold)}` : "too low";
+  const below = threshold ? `below ${percent(threshold)}` : "too low";
   return tape.length ? `Stopped after ${read}: the next window's score was ${below}.` : `No window was read: every score was ${below}.`;
 }
 
