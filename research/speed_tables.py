@@ -43,29 +43,29 @@ def on_gpu(**wanted: Any) -> Row:
 
 def as_built() -> str:
     """Models as they are built, tapes may halt, without CUDA graphs; images per second where times were kept."""
-    named = {f"GPU, batch 256: {name}": SIZES[name][:2] for name in SIZES if name.startswith("B/")}
-    named["GPU, batch 256: PlainViT-B/16 of ours"] = ("plainvit_base_patch16_224", {})
-    places: list[tuple[str, list[Row], dict[str, Any]]] = [
-        (name, rows_of("speed_defaults"), {"model": model, "options": options, "batch": 256})
+    named = {name: SIZES[name][:2] for name in SIZES if name.startswith("B/")}
+    named["PlainViT-B/16 of ours"] = ("plainvit_base_patch16_224", {})
+    places: list[tuple[str, str, list[Row], dict[str, Any]]] = [
+        ("GPU, 256", name, rows_of("speed_defaults"), {"model": model, "options": options, "batch": 256})
         for name, (model, options) in named.items()
     ]
     cpu = [row for row in rows_of("speed") if row["device"] == "cpu" and not row["full_tape"]]
     for batch in (1, 16):
         for size, letter in (("tiny", "Ti"), ("small", "S")):
             for bank, options in (("learnable", LEARNT), ("input", OF_INPUT)):
-                name = f"CPU, batch {batch}: {letter}/16, {bank}"
                 model = f"adatape_{size}_patch16_224"
-                places.append((name, cpu, {"model": model, "options": options, "batch": batch, "compile": "none"}))
+                wanted = {"model": model, "options": options, "batch": batch, "compile": "none"}
+                places.append((f"CPU, {batch}", f"{letter}/16, {bank}", cpu, wanted))
     found = []
-    for name, every, wanted in places:
+    for place, name, every, wanted in places:
         read, step = (only(every, mode=mode, **wanted) for mode in ("inference", "train"))
-        found.append([name, f"{read['flops_ratio']:.3f}", _with_pace(read), _with_pace(step)])
-    return table(["", "FLOPs ratio", "inference", "training"], found)
+        found.append([place, name, f"{read['flops_ratio']:.2f}", _with_pace(read), _with_pace(step)])
+    return table(["device, batch", "model", "FLOPs ratio", "inference", "training"], found)
 
 
 def _with_pace(row: Row) -> str:
     pace = row.get("images_per_second")
-    return f"**{row['ratio']:.2f}**" + (f" ({pace:.0f} images/s)" if pace else "")
+    return f"**{row['ratio']:.2f}**" + (f" ({pace:.0f}/s)" if pace else "")
 
 
 def against_timm() -> str:
