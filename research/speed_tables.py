@@ -59,8 +59,8 @@ def as_built() -> str:
     found = []
     for place, name, every, wanted in places:
         read, step = (only(every, mode=mode, **wanted) for mode in ("inference", "train"))
-        found.append([place, name, f"{read['flops_ratio']:.2f}", _with_pace(read), _with_pace(step)])
-    return table(["device, batch", "model", "FLOPs ratio", "inference", "training"], found)
+        found.append([place, name, _with_pace(read), _with_pace(step), f"{read['flops_ratio']:.2f}"])
+    return table(["device, batch", "model", "inference", "training", "FLOPs ratio"], found)
 
 
 def _with_pace(row: Row) -> str:
