@@ -102,11 +102,11 @@ class Scan(nn.Module):
 
     def features(self, images: Float[Tensor, "b ch height width"]) -> Float[Tensor, "b c h w"]:
         scale, fold, cell = self.shape.scale, self.shape.fold, self.shape.cell
-        height, width = images.shape[-2:]
-        whole = height % cell == 0 and width % cell == 0
-        x = images if whole else F.pad(images, (0, -width % cell, 0, -height % cell))  # which copies in any case
-        x = F.avg_pool2d(x, scale) if scale > 1 else x
-        x = F.pixel_unshuffle(x, fold).contiguous(memory_format=torch.channels_last)
+        x = images
+        if scale > 1:
+            # By less than `scale`: ONNX Runtime makes padding a part of the pooling, and takes no more there.
+            x = F.avg_pool2d(_padded(x, scale), scale)
+        x = F.pixel_unshuffle(_padded(x, cell // scale), fold).contiguous(memory_format=torch.channels_last)
         return self.layers(F.pad(x, (0, 1, 0, 1)))  # a cell's 2 × 2 begins at its own corner
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
@@ -130,6 +130,13 @@ class Scan(nn.Module):
                 h, w = h // layer.stride[0], w // layer.stride[1]
                 total += h * w * layer.weight.numel()
         return total + rows * columns * self.score.weight.numel()
+
+
+def _padded(x: Tensor, multiple: int) -> Tensor:
+    """With zeros at the right and at the bottom up to a multiple."""
+    height, width = x.shape[-2:]
+    whole = height % multiple == 0 and width % multiple == 0
+    return x if whole else F.pad(x, (0, -width % multiple, 0, -height % multiple))  # which copies in any case
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0) -> list[nn.Module]:
