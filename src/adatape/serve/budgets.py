@@ -47,7 +47,9 @@ def for_length(budget: Budget | None, model: Adaptive, length: int) -> Budget | 
     return Budget(room, budget.threshold if room else None)
 
 
-def within_latency(model: Adaptive, latency: Mapping[int | None, float], wanted: float) -> Budget | None:
+def within_latency(
+    model: Adaptive, latency: Mapping[int | None, float], wanted: float, default: Budget | None = None
+) -> Budget | None:
     """The largest of the measured budgets whose model time for one sample fits."""
     if not 0 < wanted < math.inf:
         raise ValueError(f"latency_ms is {wanted}; it must be a finite number above 0")
@@ -55,7 +57,7 @@ def within_latency(model: Adaptive, latency: Mapping[int | None, float], wanted:
     if not fitting:
         raise ValueError(f"latency_ms is {wanted}; the least possible here is {_up(min(latency.values()))}")
     steps = max(fitting, key=lambda each: each or 0)
-    return None if steps is None else scaled_budget(model, steps)
+    return None if steps is None else budget_at(model, steps, default)
 
 
 def measured_budgets(model: Adaptive) -> list[Budget | None]:
