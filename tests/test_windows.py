@@ -349,6 +349,15 @@ def test_images_that_are_no_multiple_of_a_cell_are_exported_to_onnx(size: tuple[
     torch.testing.assert_close(export.open_export(path)({"images": x}).logits, model(x), rtol=1e-4, atol=1e-5)
 
 
+@torch.no_grad()
+def test_a_budget_far_beyond_the_trained_one_is_exported_to_onnx(tmp_path: Path) -> None:
+    model, path, x = small(), tmp_path / "model.onnx", images(5, seed=9)
+    with pytest.warns(UserWarning, match="steps is 40"):
+        model.set_budget(40)
+    export.export_model(model, x[:1], "onnx", path, {})
+    torch.testing.assert_close(export.open_export(path)({"images": x}).logits, model(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from adatape.atr import highest
+from adatape.cuda_graphs import is_exporting
 
 FEW = 32  # windows up to which choosing them one by one takes less time than sorting all cells
 
@@ -164,8 +165,9 @@ def highest_apart(
     highest_around = F.max_pool2d(around[:, None], 3, stride=1)[:, 0]
     left_out = torch.finfo(scores.dtype).min  # not -∞, which `highest` gives to what it has chosen
     peaks = scores.masked_fill((scores < highest_around) | (scores <= before), left_out).flatten(1)
-    # Cells left out are equal, for which `highest` takes a pass for each of `count`.
-    index = highest(peaks, count) if count <= FEW else peaks.sort(descending=True, stable=True).indices[:, :count]
+    # Cells left out are equal, for which `highest` takes a pass for each of `count`; ONNX has no stable sort.
+    by_passes = count <= FEW or is_exporting()
+    index = highest(peaks, count) if by_passes else peaks.sort(descending=True, stable=True).indices[:, :count]
     top = peaks.gather(1, index)
     return index, top.masked_fill(top == left_out, -math.inf)
 
