@@ -71,7 +71,7 @@ def _build(experiment: Experiment, data: LabelledSet, weights: bool) -> Adaptive
         return build_sequence_model(experiment.model, *data.shape)
     channels, height, width = data.shape
     model: Any = build_image_model(experiment.model, (height, width), channels, data.classes, weights)
-    if experiment.data.several_labels and getattr(model, "pretrained_cfg", None):
+    if experiment.data.letterboxed and getattr(model, "pretrained_cfg", None):
         model.pretrained_cfg = {**model.pretrained_cfg, **LETTERBOX}  # as the data loader shows images to it
     return model
 
