@@ -21,7 +21,7 @@ from adatape.data_config import Images, Megapixel, Parity, Scenes
 from adatape.evaluate.budget import apply_budget
 from adatape.models.base import Adaptive
 from adatape.models.sequence import SymbolEmbed
-from adatape.serve.budgets import as_dict, tokens_a_step
+from adatape.serve.budgets import as_dict, served_range, tokens_a_step
 from adatape.serve.likeness import Reference, load_reference
 from adatape.serve.naming import architecture, display_name
 from adatape.serve.stops import Stop, bound, stops_of
@@ -149,7 +149,7 @@ def description(served: ServedModel, default: Budget | None) -> dict[str, Any]:
 
     It is passed, since the model's own is that of whatever request ran last.
     """
-    model, data, known = served.model, served.experiment.data, served.model.budget_range()
+    model, data, known = served.model, served.experiment.data, served_range(served.model, default)
     length = data.sequence_length
     patch = getattr(model.vit.patch_embed, "patch_size", None)
     return {
