@@ -108,6 +108,9 @@ def build_image_model(
             )
         given["pretrained"] = True
         if model.pretrained != "hub":
+            if not Path(model.pretrained).is_file():
+                said = f"model.pretrained is {model.pretrained!r}, which is no file"
+                raise FileNotFoundError(f"{said}; it must be hub, a safetensors file, or null for untrained weights")
             given["pretrained_cfg_overlay"] = {"state_dict": read_weights(Path(model.pretrained)), "custom_load": False}
     named = partial(timm.create_model, model.name)
     try:
