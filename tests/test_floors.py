@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,9 @@ def test_what_is_stored_beyond_the_trained_number_may_be_asked_for() -> None:
     with pytest.warns(UserWarning, match="steps is 9"):
         apply_budget(model, stored)
     assert [budget and budget.steps for budget in measured_budgets(model)] == [0, 1, 2, 4, 8, 9]
-    assert [stop["steps"] for stop in stops_of(Path("none"), model)] == list(range(10))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [stop["steps"] for stop in stops_of(Path("none"), model)] == list(range(10))
 
 
 def test_a_run_keeps_the_floor_that_a_mean_length_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

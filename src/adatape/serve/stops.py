@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,13 @@ def bound(model: Adaptive) -> float | None:
 
 def _bounds(model: Adaptive, every: range) -> dict[int, float | None]:
     before, found = model.budget(), {}
-    for steps in every:
-        apply_budget(model, budget_at(model, steps, before))
-        found[steps] = bound(model)
-    if before is not None:
-        apply_budget(model, before)
+    with warnings.catch_warnings():  # of steps beyond the trained ones, of which setting the stored budget has warned
+        warnings.simplefilter("ignore", UserWarning)
+        for steps in every:
+            apply_budget(model, budget_at(model, steps, before))
+            found[steps] = bound(model)
+        if before is not None:
+            apply_budget(model, before)
     return found
 
 
