@@ -26,7 +26,15 @@ from adatape.ragged_attention import padding_mask
 from adatape.reader import threshold_number, warn_beyond, whole_steps
 from adatape.records import Output, Places, Searched, Tape
 from adatape.windows.answers import ANSWERS
-from adatape.windows.checks import check_batch, check_listed, check_options, check_pooling, check_size, most_apart
+from adatape.windows.checks import (
+    check_batch,
+    check_floor,
+    check_listed,
+    check_options,
+    check_pooling,
+    check_size,
+    most_apart,
+)
 from adatape.windows.choice import Chosen, padded_choice, random_cells, uniform
 from adatape.windows.encoders import TimmEncoder, WindowConvolutions, WindowHead, timm_encoder
 from adatape.windows.options import WindowOptions
@@ -60,13 +68,13 @@ class WindowTape(Adaptive):
     ) -> None:
         super().__init__(vit)
         self.options = options = options or WindowOptions()
+        check_options(vit, image, options)
         self.image, self.window, self.most, self.search = image, options.window, options.steps, options.search
         self.steps, self.floor = options.steps, options.floor
-        self.view = _size(options.view)
+        self.view = options.view_size
         self.layer = len(vit.blocks) if options.layer is None else options.layer
         wide = options.window > 2 * options.cell  # a score should see about what its window shows
         shape = scan_shape(options.cell, options.scan_scale, options.scan_fold, options.scan_width, wide)
-        check_options(vit, image, options)
         if self.view is not None and self.view != tuple(vit.patch_embed.img_size):
             vit.set_input_size(self.view)
         self.answer = ANSWERS[options.labels]
@@ -287,8 +295,7 @@ class WindowTape(Adaptive):
         least, most = self.budget_range().least, most_apart(self.image, self.options.cell)
         if not least <= steps <= most:
             raise ValueError(f"steps is {steps}; of images of this size, this model reads {least} to {most} windows")
-        if not 0 <= floor < 1:
-            raise ValueError(f"threshold is {floor}; it must be a probability from 0 to 1, below which reading stops")
+        check_floor("threshold", floor)
         warn_beyond("steps", steps, self.most, stacklevel=3)
         self.steps, self.floor = steps, floor
 
@@ -389,13 +396,6 @@ class WindowTape(Adaptive):
 
     def window_grid(self) -> WindowGrid:
         return WindowGrid(self.window, *self.scan.grid(*self.image))
-
-
-def _size(view: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    if view is None:
-        return None
-    height, width = (view, view) if isinstance(view, int) else view
-    return height, width
 
 
 def _sizes(places: Places, count: int) -> list[tuple[int, int]]:
