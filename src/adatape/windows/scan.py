@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -64,11 +63,6 @@ class Scanned(NamedTuple):
     scores: Float[Tensor, "b h w"]  # logit of: a window here shows what the label names
     found: Float[Tensor, "b h w"] | None  # weight of the cell's guess in the mixture of all guesses, as a logit
     guesses: Float[Tensor, "b h w classes"] | None  # the label, guessed from this cell alone
-
-    @classmethod
-    def of_parts(cls, parts: Sequence[Scanned]) -> Scanned:
-        """Scores of a batch from those of its parts, in inference, where nothing is guessed."""
-        return cls(torch.cat([each.scores for each in parts]), None, None)
 
 
 class Scan(nn.Module):
