@@ -59,6 +59,20 @@ def test_a_reader_that_was_removed_is_named(place: str) -> None:
         from_dict(Experiment, values)
 
 
+@pytest.mark.parametrize("floor", [0.3, 0.5])
+def test_the_floor_of_a_model_of_windows_is_no_removed_option(floor: float, tmp_path: Path) -> None:
+    """An older reader had one of this name, whose neutral value was 0.5."""
+    _, values = stored("wrap", bank="windows", labels="one", floor=floor)
+    read = from_dict(Experiment, values)
+    assert read.model.wrap == {"bank": "windows", "labels": "one", "floor": floor}  # type: ignore[union-attr]
+    other = with_settings(read, ["model.wrap.floor=0.1"])
+    with pytest.raises(ValueError, match=rf"model\.wrap\.floor is {floor} there and 0\.1 here"):
+        check_identity(tmp_path, identity(read).to_json(), other)
+    del values["model"]["wrap"]["floor"]
+    with pytest.raises(ValueError, match=rf"model\.wrap\.floor is {floor} there and absent here"):
+        check_identity(tmp_path, identity(read).to_json(), from_dict(Experiment, values))
+
+
 def test_weights_that_name_an_unused_option_are_still_this_experiments(tmp_path: Path) -> None:
     experiment = tiny("adatape")
     fields = {**identity(experiment).fields, "model.options.echo": False, "model.options.leave": None}

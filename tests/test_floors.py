@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from adatape.evaluate.budget import Target, apply_budget, choose, floors, grid, 
 from adatape.evaluate.budget import collect_rows as rows_of
 from adatape.report.budgets import write_budgets
 from adatape.report.tables import budgets_table
-from adatape.serve.budgets import asked_budget
+from adatape.serve.budgets import asked_budget, measured_budgets, within_latency
+from adatape.serve.stops import stops_of
 from adatape.train.budgets import reset_budget, store_budget
 from adatape.train.folder import WEIGHTS, load_run, prepare
 from adatape.train.identity import identity
@@ -78,6 +80,27 @@ def test_a_stored_floor_holds_at_every_number_of_windows_that_is_asked_for() -> 
         asked_budget(model, default, 2, 1.0)
     with pytest.raises(ValueError, match="steps is 0; this model takes 1 to 4"):  # it would see nothing of an image
         asked_budget(small(), default, 0, None)
+
+
+def test_a_stored_floor_holds_at_the_windows_that_a_latency_has_room_for() -> None:
+    model, latency = small(view=32), {0: 1.0, 2: 2.0, 4: 4.0}
+    assert within_latency(model, latency, 3.0, Budget(4, 0.3)) == Budget(2, 0.3)
+    assert within_latency(model, latency, 1.0, Budget(4, 0.3)) == Budget(0, None)
+    assert within_latency(model, latency, 3.0, Budget(4, None)) == Budget(2, None)
+
+
+def test_what_is_stored_beyond_the_trained_number_may_be_asked_for() -> None:
+    model, stored = small(view=32), Budget(9, 0.3)
+    assert asked_budget(model, stored, None, None) == asked_budget(model, stored, 9, None) == stored
+    assert asked_budget(model, stored, 6, None) == Budget(6, 0.3)
+    with pytest.raises(ValueError, match="steps is 10; this model takes 0 to 9"):
+        asked_budget(model, stored, 10, None)
+    with pytest.warns(UserWarning, match="steps is 9"):
+        apply_budget(model, stored)
+    assert [budget and budget.steps for budget in measured_budgets(model)] == [0, 1, 2, 4, 8, 9]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [stop["steps"] for stop in stops_of(Path("none"), model)] == list(range(10))
 
 
 def test_a_run_keeps_the_floor_that_a_mean_length_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

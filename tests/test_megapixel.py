@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import io
 import struct
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scripts import script
+from test_serve import inside
 
 from adatape.data import sets
 from adatape.data.batch import Shard
@@ -20,6 +24,11 @@ from adatape.data.sets import open_set
 from adatape.data_config import Megapixel
 from adatape.evaluate.reading import spread_batches
 from adatape.recipes.megapixel import megapixel
+from adatape.serve.app import create_app
+from adatape.serve.served import load_served
+from adatape.train.folder import load_run
+from adatape.train.launch import train_to_folder
+from adatape.train.release import release_to_folder
 from adatape.train.trainer import Trainer
 
 make = script("research/large/canvas.py").make
@@ -173,3 +182,46 @@ def test_the_recipe_trains(mnist: str, task: Any, system: Any) -> None:
     losses = [float(stats.loss) for stats in trainer.train(2)]
     assert np.isfinite(losses).all()
     assert 0 <= trainer.evaluate().accuracy <= 1
+
+
+def as_png(canvas: torch.Tensor) -> tuple[Image.Image, bytes]:
+    """A standardised canvas as the image that it was."""
+    image, file = Image.fromarray(((canvas[0] + 1) * 127.5).round().byte().numpy()), io.BytesIO()
+    image.save(file, "PNG")
+    return image, file.getvalue()
+
+
+@pytest.mark.parametrize("task", ["majority", "all"])
+def test_server_and_card_see_a_canvas_as_scoring_did(
+    mnist: str, task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = megapixel(mnist, task, side=SIDE, reads=4, steps=1, batch=4)
+    data = dataclasses.replace(experiment.data, train=12, held_out=8, noise=5)
+    run = train_to_folder(dataclasses.replace(experiment, data=data), tmp_path / "run", "cpu").out
+    x, _ = canvases(mnist, "test", task=task, train=12, held_out=8, noise=5)
+    with torch.no_grad():
+        logits = load_run(run)[1].eval()(x[:1])[0]
+    expected = logits.sigmoid() if task == "all" else logits.softmax(-1)
+    image, content = as_png(x[0])
+
+    async def work(client: httpx.AsyncClient) -> list[Any]:
+        wide = as_png(torch.zeros(1, 90, 200))[1]
+        posts = [await client.post("/v1/classify", files=[("image", ("a.png", each))], data={"tape": "1", "top": "10"})
+                 for each in (content, wide)]  # fmt: skip
+        return [*posts, await client.get("/v1/model")]
+
+    exact, wide, about = inside(create_app(load_served(run)), work)
+    assert about.json()["input"] == {"size": [SIDE, SIDE], "channels": 1}
+    told = {each["class"]: each["probability"] for each in exact.json()["results"][0]["top"]}
+    torch.testing.assert_close(torch.tensor([told[n] for n in range(10)]), expected, rtol=0, atol=1e-6)
+    boxes = [read["box"][0] for read in wide.json()["results"][0]["tape"]]
+    assert {(height, width) for _, _, height, width in boxes} == {(60, 60)}  # 48 of 160 pixels, that were 200
+
+    release_to_folder(run, tmp_path / "released", licence="mit")
+    [code] = (tmp_path / "released" / "README.md").read_text().split("```python\n")[1:]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"image": image}
+    exec(code.partition("```")[0], names)
+    assert torch.equal(names["transform"](image), x[0])
+    if task == "majority":
+        assert names["answer"] == int(logits.argmax())

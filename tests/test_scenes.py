@@ -533,6 +533,15 @@ def test_show_tape_letterboxes_a_picture_as_training_did(run: Path, folder: Path
     np.testing.assert_allclose(drawn, expected, atol=1e-5)
 
 
+def test_pretrained_weights_that_are_no_file_are_named_by_their_option(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "scenes", "--path", str(folder), "--pretrained", "none", "--out", str(tmp_path / "run")])
+    said = "model.pretrained is 'none', which is no file; it must be hub, a safetensors file, or null"
+    assert said in capsys.readouterr().err
+
+
 def test_a_server_need_not_have_the_scenes(run: Path, folder: Path, tmp_path: Path) -> None:
     config = json.loads((run / "config.json").read_text())
     away = {**config, "data": {**config["data"], "path": str(tmp_path / "gone")}}

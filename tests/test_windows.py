@@ -50,7 +50,8 @@ def small_vit(**options: Any) -> VisionTransformer:
 
 
 def small(**options: Any) -> WindowTape:
-    model = adatape.wrap(small_vit(), "windows", image=IMAGE, **{"window": 16, "cell": 8, "steps": 4, **options})
+    shape: dict[str, Any] = {"image": IMAGE, "window": 16, "cell": 8, "steps": 4}
+    model = adatape.wrap(small_vit(), "windows", **{**shape, **options})
     torch.manual_seed(1)
     for layer in model.scan.modules():  # running statistics of an untrained scan would make all cells alike
         if isinstance(layer, torch.nn.BatchNorm2d):
@@ -64,6 +65,15 @@ def images(count: int = 3, seed: int = 2) -> torch.Tensor:
 
 def read(model: WindowTape, x: torch.Tensor, key: torch.Tensor | None = None) -> Any:
     return model(x, output=True, key=key)
+
+
+@pytest.mark.parametrize(("scale", "fold", "size"), [(2, 2, (97, 163)), (1, 4, (90, 130)), (4, 1, (98, 163))])
+@torch.no_grad()
+def test_a_scan_sees_zeros_up_to_the_next_cell(scale: int, fold: int, size: tuple[int, int]) -> None:
+    scan = Scan(3, scan_shape(16, scale, fold)).eval()
+    x = torch.randn(2, 3, *size)
+    filled = torch.nn.functional.pad(x, (0, -size[1] % 16, 0, -size[0] % 16))
+    assert torch.equal(scan(x).scores, scan(filled).scores)
 
 
 def test_a_window_is_what_lies_around_its_centre_and_zero_outside() -> None:
@@ -329,6 +339,25 @@ def test_an_exported_reader_of_windows_answers_as_the_model_at_any_batch(
         assert len(set(read(model, images(24)).tape.length.tolist())) > 1
 
 
+@pytest.mark.parametrize("size", [(97, 163), (100, 150), (96, 131)])
+@torch.no_grad()
+def test_images_that_are_no_multiple_of_a_cell_are_exported_to_onnx(size: tuple[int, int], tmp_path: Path) -> None:
+    """ONNX Runtime takes padding into the pooling that shrinks the image, and refuses more than the pooling's size."""
+    model, path = small(image=size, cell=16), tmp_path / "model.onnx"
+    x = torch.randn(3, 3, *size, generator=torch.Generator().manual_seed(4)) + 1  # so that padding with 0 is seen
+    export.export_model(model, x[:1], "onnx", path, {})
+    torch.testing.assert_close(export.open_export(path)({"images": x}).logits, model(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_budget_far_beyond_the_trained_one_is_exported_to_onnx(tmp_path: Path) -> None:
+    model, path, x = small(), tmp_path / "model.onnx", images(5, seed=9)
+    with pytest.warns(UserWarning, match="steps is 40"):
+        model.set_budget(40)
+    export.export_model(model, x[:1], "onnx", path, {})
+    torch.testing.assert_close(export.open_export(path)({"images": x}).logits, model(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -337,6 +366,17 @@ def test_an_exported_reader_of_windows_answers_as_the_model_at_any_batch(
         ({"cell": 12}, "cell is 12"),
         ({"steps": 60}, "steps is 60"),
         ({"training_steps": 0}, "training_steps is 0; it must be between 1 and 48"),
+        ({"steps": 0}, "steps is 0; it must be at least 1"),
+        ({"steps": 2.5}, r"steps is 2\.5; it must be a whole number"),
+        ({"window": 0}, "window is 0; it must be at least 1"),
+        ({"search": -1}, "search is -1; it must be at least 0"),
+        ({"scan_width": 0}, "scan_width is 0; it must be at least 1"),
+        ({"layer": 1.5}, r"layer is 1\.5; it must be a whole number"),
+        ({"floor": 1.5}, r"floor is 1\.5; it must be a probability from 0 to 1"),
+        ({"floor": float("nan")}, "floor is nan; it must be a probability from 0 to 1"),
+        ({"view": 33}, "view is 33; it must be a side, or height and width, in patches of 8 pixels"),
+        ({"view": 0}, "view is 0; it must be"),
+        ({"view": (32,)}, r"view is \(32,\); it must be a side, or height and width"),
         ({"labels": "many"}, "labels is 'many'"),
         ({"encoder": "resnet"}, "encoder is 'resnet'; it must be 'vit', 'convolutions' or a name of timm.list_models"),
         ({"encoder": "hf-hub:someone/model"}, "encoder is 'hf-hub:someone/model'; it must be"),

@@ -17,6 +17,7 @@ class Parity(Record):
     source: ClassVar[str] = "parity"
     image_size: ClassVar[None] = None
     several_labels: ClassVar[bool] = False
+    letterboxed: ClassVar[bool] = False
     exif_orientation: ClassVar[bool] = False
     length: Width = 32
     """symbols per sequence (N)"""
@@ -72,6 +73,8 @@ class Images(Record):
     """whether it may be downloaded or read from a URL"""
     sequence_length: ClassVar[None] = None
     several_labels: ClassVar[bool] = False
+    letterboxed: ClassVar[bool] = False
+    """whether an image of another shape is shown as a whole and padded, not cropped to its centre"""
     source: Source = "digits"
     """folder: class folders; arrays: NumPy files; shards: WebDataset tars; others: a data set by its name"""
     path: str | None = None
@@ -117,6 +120,7 @@ class Scenes(Record):
     source: ClassVar[str] = "scenes"
     sequence_length: ClassVar[None] = None
     several_labels: ClassVar[bool] = True
+    letterboxed: ClassVar[bool] = True
     path: str
     """the folder; files of the CSV are named relative to it, and must lie in it"""
     csv: FolderName = "labels.csv"
@@ -154,6 +158,7 @@ class Megapixel(Record):
 
     source: ClassVar[str] = "megapixel"
     sequence_length: ClassVar[None] = None
+    letterboxed: ClassVar[bool] = True
     exif_orientation: ClassVar[bool] = False
     path: str
     """the folder: train_images.npy, train_labels.npy, test_images.npy, test_labels.npy, or MNIST's idx files"""

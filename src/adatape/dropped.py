@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 LAST_WITH_ALL = "version 0.1.0 at commit 1421723"
@@ -19,6 +19,7 @@ NEUTRAL: dict[str, Any] = {
     "leave": None,
     "still": None,
 }
+OF_WINDOWS = ("floor",)  # what models that read windows have under the name of a removed option
 READERS = ("selective",)
 RENAMED = {"hide": "bank_dropout", "noise": "query_noise"}  # former name to present name
 # Options of recipes whose former name means something else now: the recipe, the name, and what to type in its place.
@@ -42,10 +43,11 @@ def without_dropped(text: str | bytes, prefix: str = "") -> str | bytes:
     return json.dumps(values) if any(found) else text
 
 
-def is_dropped(name: str, value: Any) -> bool:
-    """Whether a dotted field name is a removed option at its neutral value."""
-    *place, option = name.split(".")
-    return place in [["model", each] for each in PLACES] and option in NEUTRAL and NEUTRAL[option] == value
+def is_dropped(name: str, fields: Mapping[str, Any]) -> bool:
+    """Whether a dotted name among an experiment's fields is a removed option at its neutral value."""
+    place, _, option = name.rpartition(".")
+    removed = _removed(fields.get(f"{place}.bank"))
+    return place in [f"model.{each}" for each in PLACES] and option in removed and removed[option] == fields[name]
 
 
 def refuse_renamed(names: Iterable[str], where: str = "") -> None:
@@ -67,10 +69,11 @@ def _without(model: dict[str, Any], place: str, where: str) -> bool:
     if not isinstance(options, dict):
         return False
     _check_reader(options, f"{where}.reader")
-    dropped = [name for name in NEUTRAL if name in options]
+    removed = _removed(options.get("bank"))
+    dropped = [name for name in removed if name in options]
     for name in dropped:
         value = options.pop(name)
-        if value != NEUTRAL[name]:
+        if value != removed[name]:
             raise ValueError(f"{where}.{name} is {value!r}; {name} was removed, use {LAST_WITH_ALL}")
     renamed = [name for name in RENAMED if name in options]
     for name in renamed:
@@ -78,6 +81,10 @@ def _without(model: dict[str, Any], place: str, where: str) -> bool:
             raise ValueError(f"{where}.{name} and {where}.{RENAMED[name]} are one option; leave out {name}")
         options[RENAMED[name]] = options.pop(name)
     return bool(dropped or renamed)
+
+
+def _removed(bank: Any) -> dict[str, Any]:
+    return {name: value for name, value in NEUTRAL.items() if bank != "windows" or name not in OF_WINDOWS}
 
 
 def _check_reader(options: dict[str, Any], where: str) -> None:

@@ -26,15 +26,22 @@ from adatape.ragged_attention import padding_mask
 from adatape.reader import threshold_number, warn_beyond, whole_steps
 from adatape.records import Output, Places, Searched, Tape
 from adatape.windows.answers import ANSWERS
-from adatape.windows.checks import check_batch, check_listed, check_options, check_pooling, check_size, most_apart
-from adatape.windows.choice import Chosen, padded_choice, random_cells, uniform
-from adatape.windows.encoders import TimmEncoder, WindowConvolutions, WindowHead, timm_encoder
+from adatape.windows.checks import (
+    check_batch,
+    check_floor,
+    check_listed,
+    check_options,
+    check_pooling,
+    check_size,
+    most_apart,
+)
+from adatape.windows.choice import Chosen, padded_choice, random_cells, training_choice, uniform
+from adatape.windows.encoders import WindowHead, window_encoder
 from adatape.windows.options import WindowOptions
 from adatape.windows.scan import Scan, Scanned, highest_apart, scan_shape
 from adatape.windows.sources import Images, OpenedImage, Source, TiledImage
 
 Inputs = Tensor | Sequence[Tensor | OpenedImage]
-RANDOM = 4  # windows at random places that training reads besides those that scores choose
 
 
 class Read(NamedTuple):
@@ -60,33 +67,23 @@ class WindowTape(Adaptive):
     ) -> None:
         super().__init__(vit)
         self.options = options = options or WindowOptions()
+        check_options(vit, image, options)
         self.image, self.window, self.most, self.search = image, options.window, options.steps, options.search
         self.steps, self.floor = options.steps, options.floor
-        self.view = _size(options.view)
+        self.view = options.view_size
         self.layer = len(vit.blocks) if options.layer is None else options.layer
         wide = options.window > 2 * options.cell  # a score should see about what its window shows
         shape = scan_shape(options.cell, options.scan_scale, options.scan_fold, options.scan_width, wide)
-        check_options(vit, image, options)
         if self.view is not None and self.view != tuple(vit.patch_embed.img_size):
             vit.set_input_size(self.view)
         self.answer = ANSWERS[options.labels]
         self.scan = Scan(vit.in_chans, shape, 0 if self.search else vit.num_classes)
-        self.encoder = self._encoder(options.encoder, encoder)
+        made = options.encoder if encoder is None else encoder
+        self.encoder = window_encoder(made, vit.in_chans, vit.embed_dim, options.window)
         width = 2 * vit.embed_dim if self.encoder is None else self.encoder.num_features
         self.head = WindowHead(width, vit.num_classes)
         self.to_token = nn.Linear(width, vit.embed_dim)
         self.place = nn.Linear(2, vit.embed_dim)
-
-    def _encoder(self, name: str, given: nn.Module | None) -> WindowConvolutions | TimmEncoder | None:
-        """None where the ViT encodes windows."""
-        channels, width = self.vit.in_chans, self.vit.embed_dim
-        if given is not None:
-            return TimmEncoder(given, channels, self.window)
-        if name == "vit":
-            return None
-        return (
-            WindowConvolutions(channels, width) if name == "convolutions" else timm_encoder(name, channels, self.window)
-        )
 
     def forward(self, x: Inputs, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         """Of images in one tensor, or of a list of images of several sizes: tensors (ch, h, w) and opened images."""
@@ -172,25 +169,10 @@ class WindowTape(Adaptive):
         return centres + (moved * (2 * most + 1)).long() - most
 
     def _choose(self, scanned: Scanned, searched: Searched | None, key: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Cells and scores; training also reads what it finds without the scan's scores, and random places."""
+        """Cells and scores."""
         if not self.training:
             return highest_apart(scanned.scores, self.steps)
-        wanted = scanned.scores.detach().clamp(-30, 30).flatten(1)
-        reads = self.options.training_steps
-        most, by_search, by_chance = (2 * self.most + RANDOM, self.most, RANDOM)
-        if reads is not None:
-            most, by_search, by_chance = (reads, max(1, reads // 4), max(1, reads // 8))
-        if searched is not None:
-            by_search = min(by_search, self.search)
-            found = searched.index.gather(1, searched.gate.topk(by_search, 1).indices)
-        else:
-            assert scanned.found is not None
-            found = highest_apart(scanned.found.detach(), by_search)[0]
-        explored = random_cells(scanned.scores, by_chance, key, 1)
-        rank = torch.arange(by_search, 0, -1, device=wanted.device, dtype=wanted.dtype).expand_as(found)
-        # The highest rank of a cell that was found twice: scatter on a GPU would take any of them.
-        wanted = wanted.scatter_reduce(1, found, 100 + rank, "amax").scatter(1, explored, 1000.0)
-        return highest_apart(wanted.view_as(scanned.scores), min(most, wanted.shape[1] // 4))
+        return training_choice(scanned, searched, self.options, key)
 
     def _searched(self, source: Source, scanned: Scanned, key: Tensor | None) -> Searched:
         """Encodes random windows of each image without gradient."""
@@ -287,8 +269,7 @@ class WindowTape(Adaptive):
         least, most = self.budget_range().least, most_apart(self.image, self.options.cell)
         if not least <= steps <= most:
             raise ValueError(f"steps is {steps}; of images of this size, this model reads {least} to {most} windows")
-        if not 0 <= floor < 1:
-            raise ValueError(f"threshold is {floor}; it must be a probability from 0 to 1, below which reading stops")
+        check_floor("threshold", floor)
         warn_beyond("steps", steps, self.most, stacklevel=3)
         self.steps, self.floor = steps, floor
 
@@ -344,7 +325,8 @@ class WindowTape(Adaptive):
         if output.tape is None or output.places is None:
             return super().actual_macs(output)
         lengths = output.tape.length.tolist()
-        kinds = [(tape, *image) for tape, image in zip(lengths, _sizes(output.places, len(lengths)), strict=True)]
+        sizes = output.places.image.expand(len(lengths), 2).tolist()
+        kinds = [(tape, height, width) for tape, (height, width) in zip(lengths, sizes, strict=True)]
         table = {kind: self._macs_of(*kind) for kind in set(kinds)}
         return torch.tensor([table[kind] for kind in kinds])
 
@@ -389,14 +371,3 @@ class WindowTape(Adaptive):
 
     def window_grid(self) -> WindowGrid:
         return WindowGrid(self.window, *self.scan.grid(*self.image))
-
-
-def _size(view: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    if view is None:
-        return None
-    height, width = (view, view) if isinstance(view, int) else view
-    return height, width
-
-
-def _sizes(places: Places, count: int) -> list[tuple[int, int]]:
-    return [(height, width) for height, width in places.image.expand(count, 2).tolist()]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from adatape.config import Budget
 from adatape.evaluate.budget import budget_at, scaled_budget
-from adatape.models.base import Adaptive
+from adatape.models.base import Adaptive, BudgetRange
 from adatape.reader import TapeReader
 
 MEASURED = 6  # budgets whose latency is known; where there are more, they double
@@ -18,7 +18,7 @@ def asked_budget(model: Adaptive, default: Budget | None, steps: int | None, thr
     """With nothing left open, so that equal ones run in one batch; None for a model without any."""
     if steps is None and threshold is None:
         return default
-    known = model.budget_range()
+    known = served_range(model, default)
     if known is None:
         raise ValueError("steps and threshold are not for this model; what it spends is fixed")
     if steps is not None and not known.least <= steps <= known.most:
@@ -31,6 +31,15 @@ def asked_budget(model: Adaptive, default: Budget | None, steps: int | None, thr
         raise ValueError(f"threshold is {threshold}; this model stops below a probability, so it must be below 1")
     steps = known.most if steps is None else steps
     return Budget(steps, threshold) if threshold is not None and steps else budget_at(model, steps, default)
+
+
+def served_range(model: Adaptive, default: Budget | None) -> BudgetRange | None:
+    """What requests may ask for: all that the model was trained for, or up to its stored budget where that is more."""
+    known = model.budget_range()
+    if known is None or default is None or default.steps <= known.most:
+        return known
+    threshold = None if known.threshold is None else model.threshold_at(default.steps)
+    return BudgetRange(known.least, default.steps, threshold)
 
 
 def tokens_a_step(model: Adaptive) -> int | None:
@@ -47,7 +56,9 @@ def for_length(budget: Budget | None, model: Adaptive, length: int) -> Budget | 
     return Budget(room, budget.threshold if room else None)
 
 
-def within_latency(model: Adaptive, latency: Mapping[int | None, float], wanted: float) -> Budget | None:
+def within_latency(
+    model: Adaptive, latency: Mapping[int | None, float], wanted: float, default: Budget | None = None
+) -> Budget | None:
     """The largest of the measured budgets whose model time for one sample fits."""
     if not 0 < wanted < math.inf:
         raise ValueError(f"latency_ms is {wanted}; it must be a finite number above 0")
@@ -55,12 +66,12 @@ def within_latency(model: Adaptive, latency: Mapping[int | None, float], wanted:
     if not fitting:
         raise ValueError(f"latency_ms is {wanted}; the least possible here is {_up(min(latency.values()))}")
     steps = max(fitting, key=lambda each: each or 0)
-    return None if steps is None else scaled_budget(model, steps)
+    return None if steps is None else budget_at(model, steps, default)
 
 
 def measured_budgets(model: Adaptive) -> list[Budget | None]:
-    """The budgets to measure at the start, from least to most."""
-    known = model.budget_range()
+    """The budgets to measure at the start, from least to most; the model has the budget of requests that name none."""
+    known = served_range(model, model.budget())
     if known is None:
         return [None]
     least, most = known.least, known.most

@@ -42,7 +42,7 @@ class Engine:
     def __init__(self, model: Adaptive, device: str = "cpu", sigmoid: bool = False) -> None:
         self.model = model.eval().to(device)
         self.device, self.sigmoid = torch.device(device), sigmoid
-        self.default = model.budget()
+        self.default, self.measured = model.budget(), measured_budgets(model)
         self.inputs = model.input_tokens()
         self._current = self.default
         self._costs: dict[tuple[int, int], float] = {}
@@ -90,7 +90,7 @@ class Engine:
 
     def check(self, sample: Tensor) -> None:
         """Refuses a model whose weights lead nowhere, before anyone asks it."""
-        for budget in measured_budgets(self.model):
+        for budget in self.measured:
             [answer] = self.answers([sample], budget)
             if not all(each == each for each in answer.probability):
                 raise ValueError(f"the model answers with NaN at {budget or 'its fixed cost'}; its weights are damaged")
@@ -98,7 +98,7 @@ class Engine:
     def latency(self, sample: Tensor) -> dict[int | None, float]:
         """Milliseconds of one sample alone by steps, the median of several; never less for more steps."""
         table: dict[int | None, float] = {}
-        for budget in measured_budgets(self.model):
+        for budget in self.measured:
             table[None if budget is None else budget.steps] = max([self._median(sample, budget), *table.values()])
         return table
 

@@ -21,7 +21,7 @@ from adatape.data_config import Images, Megapixel, Parity, Scenes
 from adatape.evaluate.budget import apply_budget
 from adatape.models.base import Adaptive
 from adatape.models.sequence import SymbolEmbed
-from adatape.serve.budgets import as_dict, tokens_a_step
+from adatape.serve.budgets import as_dict, served_range, tokens_a_step
 from adatape.serve.likeness import Reference, load_reference
 from adatape.serve.naming import architecture, display_name
 from adatape.serve.stops import Stop, bound, stops_of
@@ -60,9 +60,11 @@ class ServedModel(NamedTuple):
 
     @property
     def size(self) -> int | tuple[int, int]:
-        """The side of a square input, height and width of another, 0 for sequences."""
-        found: int | tuple[int, int] = getattr(self.experiment.data, "size", 0)
-        return found
+        """The side of the square that images are cropped to, height and width where they are not; 0 for sequences."""
+        data = self.experiment.data
+        if data.image_size is None:
+            return 0
+        return data.image_size if data.letterboxed else data.image_size[0]
 
     @property
     def sample(self) -> Tensor:
@@ -110,7 +112,9 @@ def _loaded(folder: Path, trust: bool) -> ServedModel:
 def _test_images(data: Images | Parity | Scenes | Megapixel) -> tuple[ImageSet | None, str]:
     try:
         images = open_set(data, "test").images
-        return images, "" if images else "the data set lies in shards that are read one after the other"
+        drawn = isinstance(data, Megapixel)
+        kept = "is drawn batch by batch" if drawn else "lies in shards that are read one after the other"
+        return images, "" if images else f"the data set {kept}"
     except (ValueError, OSError) as error:
         return None, f"the data set is not at hand: {one_line(error)}"
 
@@ -145,7 +149,7 @@ def description(served: ServedModel, default: Budget | None) -> dict[str, Any]:
 
     It is passed, since the model's own is that of whatever request ran last.
     """
-    model, data, known = served.model, served.experiment.data, served.model.budget_range()
+    model, data, known = served.model, served.experiment.data, served_range(served.model, default)
     length = data.sequence_length
     patch = getattr(model.vit.patch_embed, "patch_size", None)
     return {

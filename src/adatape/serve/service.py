@@ -136,7 +136,7 @@ class Service:
                 return asked_budget(self.served.model, self.engine.default, steps, threshold)
             if steps is not None or threshold is not None:
                 raise ValueError("latency_ms chooses the steps; give it without steps and threshold")
-            return within_latency(self.served.model, self.latency, latency)
+            return within_latency(self.served.model, self.latency, latency, self.engine.default)
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
 from adatape.evaluate.budget import apply_budget, budget_at
 from adatape.evaluate.cost import NoCostFormula, cost, total
 from adatape.models.base import Adaptive
+from adatape.serve.budgets import served_range
 
 MEASURED = "figures/budgets.json"  # what `adatape eval RUN --budgets` writes
 FIGURES = ("threshold", "accuracy", "mean_ap", "length_mean", "gflops_mean")
@@ -21,11 +23,13 @@ Stop = dict[str, float | None]
 def stops_of(folder: Path, model: Adaptive) -> list[Stop]:
     """One for each number of steps, from least to most; only the measured ones where there are very many."""
     measured = {stop["steps"]: stop for stop in _measured(folder) if _at_floor(model, stop)}
-    known = model.budget_range()
-    if known is None or known.most - known.least >= MOST_STOPS:
+    known = served_range(model, model.budget())
+    if known is None:
         return list(measured.values())
-    unknown: Stop = dict.fromkeys(FIGURES)
-    bounds = _bounds(model, range(known.least, known.most + 1))
+    every, unknown = range(known.least, known.most + 1), dict.fromkeys(FIGURES)
+    if len(every) > MOST_STOPS:
+        return [stop for steps, stop in measured.items() if steps in every]
+    bounds = _bounds(model, every)
     return [{"steps": steps, **unknown, **measured.get(steps, {}), "gflops": most} for steps, most in bounds.items()]
 
 
@@ -47,11 +51,13 @@ def bound(model: Adaptive) -> float | None:
 
 def _bounds(model: Adaptive, every: range) -> dict[int, float | None]:
     before, found = model.budget(), {}
-    for steps in every:
-        apply_budget(model, budget_at(model, steps, before))
-        found[steps] = bound(model)
-    if before is not None:
-        apply_budget(model, before)
+    with warnings.catch_warnings():  # of steps beyond the trained ones, of which setting the stored budget has warned
+        warnings.simplefilter("ignore", UserWarning)
+        for steps in every:
+            apply_budget(model, budget_at(model, steps, before))
+            found[steps] = bound(model)
+        if before is not None:
+            apply_budget(model, before)
     return found
 
 

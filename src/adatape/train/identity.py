@@ -72,7 +72,7 @@ def check_identity(path: Path, stored: Any, wanted: Experiment, free: Iterable[s
 
 
 def _without_dropped(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if not is_dropped(name, value)}
+    return {name: value for name, value in fields.items() if not is_dropped(name, fields)}
 
 
 def _read(path: Path, stored: Any) -> Identity:

@@ -71,7 +71,7 @@ def _build(experiment: Experiment, data: LabelledSet, weights: bool) -> Adaptive
         return build_sequence_model(experiment.model, *data.shape)
     channels, height, width = data.shape
     model: Any = build_image_model(experiment.model, (height, width), channels, data.classes, weights)
-    if experiment.data.several_labels and getattr(model, "pretrained_cfg", None):
+    if experiment.data.letterboxed and getattr(model, "pretrained_cfg", None):
         model.pretrained_cfg = {**model.pretrained_cfg, **LETTERBOX}  # as the data loader shows images to it
     return model
 
@@ -108,6 +108,9 @@ def build_image_model(
             )
         given["pretrained"] = True
         if model.pretrained != "hub":
+            if not Path(model.pretrained).is_file():
+                said = f"model.pretrained is {model.pretrained!r}, which is no file"
+                raise FileNotFoundError(f"{said}; it must be hub, a safetensors file, or null for untrained weights")
             given["pretrained_cfg_overlay"] = {"state_dict": read_weights(Path(model.pretrained)), "custom_load": False}
     named = partial(timm.create_model, model.name)
     try:

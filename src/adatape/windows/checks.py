@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
@@ -11,8 +12,16 @@ from adatape.windows.answers import ANSWERS
 from adatape.windows.options import WindowOptions
 from adatape.windows.sources import OpenedImage
 
+LEAST = {
+    **dict.fromkeys(("window", "steps", "layer", "cell", "scan_scale", "scan_fold", "scan_width"), 1),
+    **dict.fromkeys(("search", "training_steps"), 0),
+}
+
 
 def check_options(vit: VisionTransformer, image: tuple[int, int], options: WindowOptions) -> None:
+    for name, least in LEAST.items():
+        _check_whole(name, getattr(options, name), least)
+    check_floor("floor", options.floor)
     depth, patch, window = len(vit.blocks), vit.patch_embed.patch_size, options.window
     if options.layer is not None and not 0 < options.layer <= depth:
         raise ValueError(f"layer is {options.layer}; windows join before a block index from 1 to {depth}")
@@ -21,10 +30,32 @@ def check_options(vit: VisionTransformer, image: tuple[int, int], options: Windo
     check_size(image, options, options.steps)
     if options.encoder == "vit" and (window % patch[0] or window % patch[1]):
         raise ValueError(f"window is {window}; the ViT encodes it, so its patches of {patch[0]} pixels must divide it")
+    if options.view is not None and not _in_patches(options.view, patch):
+        said = f"view is {options.view}; it must be a side, or height and width"
+        raise ValueError(f"{said}, in patches of {patch[0]} pixels")
     reads, most = options.training_steps, most_apart(image, options.cell)
     if reads is not None and not 1 <= reads <= most:
         raise ValueError(f"training_steps is {reads}; it must be between 1 and {most}, a quarter of the image's cells")
     check_pooling(vit, options.view is not None)
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if value is None and getattr(WindowOptions, name) is None:
+        return
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ValueError(f"{name} is {value!r}; it must be a whole number")
+    if value < least:
+        raise ValueError(f"{name} is {value}; it must be at least {least}")
+
+
+def _in_patches(view: int | tuple[int, int], patch: tuple[int, int]) -> bool:
+    sides = (view, view) if isinstance(view, int) else tuple(view)
+    return len(sides) == 2 and all(side > 0 and side % by == 0 for side, by in zip(sides, patch, strict=True))
+
+
+def check_floor(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} is {value}; it must be a probability from 0 to 1, below which reading stops")
 
 
 def check_pooling(vit: VisionTransformer, view: bool) -> None:

@@ -62,6 +62,17 @@ class TimmEncoder(nn.Module):
         return self.counted
 
 
+def window_encoder(
+    made: str | nn.Module, channels: int, width: int, size: int
+) -> WindowConvolutions | TimmEncoder | None:
+    """What `WindowOptions.encoder` names, or a timm model; None where the ViT encodes windows."""
+    if isinstance(made, nn.Module):
+        return TimmEncoder(made, channels, size)
+    if made == "vit":
+        return None
+    return WindowConvolutions(channels, width) if made == "convolutions" else timm_encoder(made, channels, size)
+
+
 def timm_encoder(name: str, channels: int, size: int) -> TimmEncoder:
     """An untrained model of timm's registry, without its classifier."""
     if not timm.is_model(timm.models.split_model_name_tag(name)[0]):

@@ -39,3 +39,11 @@ class WindowOptions:
     """so many pixels squared enter the scan's first convolution as channels"""
     scan_width: int = 16
     """channels of the scan's first convolution"""
+
+    @property
+    def view_size(self) -> tuple[int, int] | None:
+        """Height and width of the view."""
+        if self.view is None:
+            return None
+        height, width = (self.view, self.view) if isinstance(self.view, int) else self.view
+        return height, width

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from adatape.atr import highest
+from adatape.cuda_graphs import is_exporting
 
 FEW = 32  # windows up to which choosing them one by one takes less time than sorting all cells
 
@@ -64,11 +64,6 @@ class Scanned(NamedTuple):
     found: Float[Tensor, "b h w"] | None  # weight of the cell's guess in the mixture of all guesses, as a logit
     guesses: Float[Tensor, "b h w classes"] | None  # the label, guessed from this cell alone
 
-    @classmethod
-    def of_parts(cls, parts: Sequence[Scanned]) -> Scanned:
-        """Scores of a batch from those of its parts, in inference, where nothing is guessed."""
-        return cls(torch.cat([each.scores for each in parts]), None, None)
-
 
 class Scan(nn.Module):
     """Scores for cells of an image; with `classes`, also a guess of the label at every cell (for training).
@@ -102,11 +97,11 @@ class Scan(nn.Module):
 
     def features(self, images: Float[Tensor, "b ch height width"]) -> Float[Tensor, "b c h w"]:
         scale, fold, cell = self.shape.scale, self.shape.fold, self.shape.cell
-        height, width = images.shape[-2:]
-        whole = height % cell == 0 and width % cell == 0
-        x = images if whole else F.pad(images, (0, -width % cell, 0, -height % cell))  # which copies in any case
-        x = F.avg_pool2d(x, scale) if scale > 1 else x
-        x = F.pixel_unshuffle(x, fold).contiguous(memory_format=torch.channels_last)
+        x = images
+        if scale > 1:
+            # By less than `scale`: ONNX Runtime makes padding a part of the pooling, and takes no more there.
+            x = F.avg_pool2d(_padded(x, scale), scale)
+        x = F.pixel_unshuffle(_padded(x, cell // scale), fold).contiguous(memory_format=torch.channels_last)
         return self.layers(F.pad(x, (0, 1, 0, 1)))  # a cell's 2 × 2 begins at its own corner
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
@@ -130,6 +125,13 @@ class Scan(nn.Module):
                 h, w = h // layer.stride[0], w // layer.stride[1]
                 total += h * w * layer.weight.numel()
         return total + rows * columns * self.score.weight.numel()
+
+
+def _padded(x: Tensor, multiple: int) -> Tensor:
+    """With zeros at the right and at the bottom up to a multiple."""
+    height, width = x.shape[-2:]
+    whole = height % multiple == 0 and width % multiple == 0
+    return x if whole else F.pad(x, (0, -width % multiple, 0, -height % multiple))  # which copies in any case
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0) -> list[nn.Module]:
@@ -157,8 +159,9 @@ def highest_apart(
     highest_around = F.max_pool2d(around[:, None], 3, stride=1)[:, 0]
     left_out = torch.finfo(scores.dtype).min  # not -∞, which `highest` gives to what it has chosen
     peaks = scores.masked_fill((scores < highest_around) | (scores <= before), left_out).flatten(1)
-    # Cells left out are equal, for which `highest` takes a pass for each of `count`.
-    index = highest(peaks, count) if count <= FEW else peaks.sort(descending=True, stable=True).indices[:, :count]
+    # Cells left out are equal, for which `highest` takes a pass for each of `count`; ONNX has no stable sort.
+    by_passes = count <= FEW or is_exporting()
+    index = highest(peaks, count) if by_passes else peaks.sort(descending=True, stable=True).indices[:, :count]
     top = peaks.gather(1, index)
     return index, top.masked_fill(top == left_out, -math.inf)
 

@@ -64,9 +64,8 @@ class Images(NamedTuple):
             if scan.training or not may_look_at(self.pixels):
                 return scan(self.pixels)
             # Of more at once, a CPU's allocator returns the memory to the system after every operation.
-            return Scanned.of_parts(
-                [scan(each) for each in self.pixels.split(max(1, SCANNED_AT_ONCE // max(1, self.pixels[:1].numel())))]
-            )
+            at_once = max(1, SCANNED_AT_ONCE // max(1, self.pixels[:1].numel()))
+            return _of_each(torch.cat, *map(scan, self.pixels.split(at_once)))
 
     def windows(self, centres: Tensor, size: int) -> Tensor:
         return cut_windows(self.pixels, centres, size)
