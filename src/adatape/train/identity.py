@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from adatape import dropped
 from adatape.config import Experiment, to_dict
 from adatape.dropped import PLACES, is_dropped
+from adatape.validation import first_few
 
 NAMING = 1
 # Fields or records: current name -> name in the naming.
@@ -33,8 +34,6 @@ ADDED: dict[str, Any] = {"data.exif_orientation": False, "optimizer.new_lr": Non
 # Removed fields, with the value that a record without them means.
 REMOVED: dict[str, Any] = {"model.reading.least": 0, "model.reading.uncut": 0, "model.reading.floor": 0.5}
 MAY_CHANGE = ("engine", "model.budget")
-SHOWN = 3  # differences shown in an error message; further ones are counted
-ABSENT = "absent"
 
 
 class Identity(NamedTuple):
@@ -62,17 +61,15 @@ def identity(experiment: Experiment) -> Identity:
 
 def check_identity(path: Path, stored: Any, wanted: Experiment, free: Iterable[str] = ()) -> None:
     """Refuses a file whose stored identity differs from `wanted` in a field that is not in `free`."""
-    theirs, ours = (_without_dropped(each.fields) for each in (_read(path, stored), identity(wanted)))
+    theirs, ours = (
+        {name: value for name, value in each.fields.items() if not is_dropped(name, value)}
+        for each in (_read(path, stored), identity(wanted))
+    )
     names = sorted({*theirs, *ours} - set(free))
     differ = [name for name in names if theirs.get(name, ADDED.get(name)) != ours.get(name, ADDED.get(name))]
     if differ:
-        said = [f"{name} is {_shown(theirs, name)} there and {_shown(ours, name)} here" for name in differ[:SHOWN]]
-        more = f"; and {len(differ) - SHOWN} more" if len(differ) > SHOWN else ""
-        raise ValueError(f"{path} was made by another experiment than that of config.json: {'; '.join(said)}{more}")
-
-
-def _without_dropped(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if not is_dropped(name, value)}
+        said = first_few([f"{name} is {_shown(theirs, name)} there and {_shown(ours, name)} here" for name in differ])
+        raise ValueError(f"{path} was made by another experiment than that of config.json: {said}")
 
 
 def _read(path: Path, stored: Any) -> Identity:
@@ -117,4 +114,4 @@ def _canonical_name(name: str) -> str:
 
 
 def _shown(fields: dict[str, Any], name: str) -> str:
-    return json.dumps(fields[name]) if name in fields else ABSENT
+    return json.dumps(fields[name]) if name in fields else "absent"

@@ -128,7 +128,8 @@ def build_image_model(
         built = Plain(built)
     _scale_as(built, model, settings, channels)
     if model.trains == "tape":
-        _freeze_backbone(built)
+        for name, parameter in built.named_parameters():
+            parameter.requires_grad_(is_added(name))
     return built
 
 
@@ -157,9 +158,3 @@ def _check_fits(model: nn.Module, size: int | tuple[int, int]) -> None:
 
 def _written(size: int | tuple[int, int]) -> str:
     return str(size) if isinstance(size, int) or size[0] != size[1] else str(size[0])
-
-
-def _freeze_backbone(model: nn.Module) -> None:
-    """Freezes all parameters except those that wrapping added, and the head."""
-    for name, p in model.named_parameters():
-        p.requires_grad_(is_added(name))
