@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from adatape.config import Budget
-from adatape.evaluate.accuracy import certainty, is_right
-from adatape.evaluate.precision import mean_precision, precision_by_class
+from adatape.evaluate.accuracy import certainty, is_right, mean_precision, precision_by_class
 from adatape.evaluate.result import FIGURE_NAMES, main_figure
 from adatape.models.base import Adaptive, BudgetRange
 from adatape.records import Output
@@ -158,7 +157,7 @@ def _rows(model: Adaptive, output: Output, label: Tensor) -> Rows:
 
 
 def point(budget: Budget, rows: Rows, milliseconds: dict[int, float]) -> Point:
-    gflops = rows.macs.double() / 1e9
+    gflops, names = rows.macs.double() / 1e9, map(str, range(rows.logits.shape[1]))
     return Point(
         budget,
         accuracy=float(rows.right.double().mean()),
@@ -167,13 +166,8 @@ def point(budget: Budget, rows: Rows, milliseconds: dict[int, float]) -> Point:
         gflops_p50=float(gflops.quantile(0.5)),
         gflops_p95=float(gflops.quantile(0.95)),
         milliseconds=milliseconds,
-        mean_ap=_mean_ap(rows),
+        mean_ap=mean_precision(precision_by_class(rows.logits, rows.label, list(names))),
     )
-
-
-def _mean_ap(rows: Rows) -> float | None:
-    names = [str(n) for n in range(rows.logits.shape[1])]
-    return mean_precision(precision_by_class(rows.logits, rows.label, names))
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -99,9 +100,9 @@ def typical_gflops(model: Adaptive) -> float:
     return model.actual_macs(model.eval()(noise, output=True)).double().mean().item() / 1e9
 
 
-def list_paper_models() -> ModelList:
+def list_paper_models(rows: Sequence[Row] = ROWS) -> ModelList:
     """The paper's systems, its figures beside ours."""
-    return ModelList({row.label: _listed(row.model, row.options, paper=row) for row in ROWS})
+    return ModelList({row.label: _listed(row.model, row.options, paper=row) for row in rows})
 
 
 def _listed(name: str, options: dict[str, Any], **more: Any) -> ListedModel:

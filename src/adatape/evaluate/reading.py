@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int
@@ -16,11 +17,11 @@ from adatape.data.loaders import Labelled
 from adatape.data.parity import Sequences
 from adatape.data.sets import open_set
 from adatape.evaluate.accuracy import certainty
-from adatape.evaluate.label_sets import numbered_sets, set_name
 from adatape.models.base import Adaptive
 from adatape.records import Output
 
 AT_ONCE = 250
+NO_LABEL = "no label"
 
 
 class Reads(NamedTuple):
@@ -77,6 +78,16 @@ def collect(model: Adaptive, batches: Iterable[tuple[Tensor, Tensor]]) -> Reads:
     columns = [_widened(part, steps, merged)[:-1] for part in parts]
     found = Reads(*(torch.cat(column) for column in zip(*columns, strict=True)))
     return found if found.label.dim() == 1 else _by_sets(found)
+
+
+def numbered_sets(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct rows of (n, classes), and for each row (n,) the number of its set."""
+    sets, number = np.unique(np.asarray(labels), axis=0, return_inverse=True)
+    return sets, number.reshape(-1)
+
+
+def set_name(row: np.ndarray, names: Sequence[str]) -> str:
+    return ", ".join(names[n] for n in np.flatnonzero(row).tolist()) or NO_LABEL
 
 
 def _by_sets(reads: Reads) -> Reads:

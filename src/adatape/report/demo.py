@@ -26,7 +26,7 @@ from adatape.evaluate.result import Result, to_plain
 from adatape.models.base import Adaptive
 from adatape.recipes.haystack import haystack
 from adatape.recipes.parity import System, parity_small
-from adatape.report.figures import draw_demo
+from adatape.report.figures import draw_parity
 from adatape.report.pictures.haystack import draw_haystack
 from adatape.train.folder import load_run, new_folder, write
 from adatape.train.launch import describe
@@ -73,7 +73,8 @@ def _write_parity(out: Path, seed: int, progress: Progress) -> tuple[dict[str, d
     results, curves = _train({system: parity_small(system=system, seed=seed) for system in SYSTEMS}, out, progress)
     experiment, model = load_run(out / "adatape")
     sample = parity_example(model, held_out_set(experiment.data.sequence_length or 0, SHOWN))
-    return results, draw_demo(out / "demo.png", curves, results["adatape"]["lengths"], *sample)
+    accuracy = {system: [(step, each.accuracy) for step, each in points] for system, points in curves.items()}
+    return results, draw_parity(out / "demo.png", accuracy, results["adatape"]["lengths"], sample)
 
 
 def _write_haystack(out: Path, seed: int, progress: Progress) -> tuple[dict[str, dict[str, Any]], Path]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,24 +10,16 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from adatape.data.loaders import Labelled
 from adatape.evaluate.budget import Point, Rows
 from adatape.evaluate.reading import inputs_at
 from adatape.evaluate.result import FIGURE_NAMES, main_figure, work_unit
+from adatape.report.pictures.budgets import ABOVE, accuracy_error, draw_curve
 from adatape.report.pictures.style import ALERT, BLUE, GREEN, INK, ORANGE, picture, tidy
 
-NEAR = 0.1  # of an axis, within which labels would lie on each other
-# Of a legend: on the axes, where nothing is drawn.
-ABOVE: dict[str, Any] = {
-    "frameon": False,
-    "loc": "lower right",
-    "bbox_to_anchor": (1, 1),
-    "ncols": 2,
-    "borderaxespad": 0,
-}
 SHOWN = 6  # easy examples, and hard ones
 SHORT, LONGEST = 10, 16  # letters of two names that fit a line, and of one that is not cut
 SYMBOLS = ListedColormap([BLUE, "#B8B8B8", ORANGE])
@@ -42,16 +33,14 @@ class Example(NamedTuple):
 
 def examples_of(rows: Rows, batches: Iterable[Labelled], names: Sequence[str]) -> tuple[list[Example], list[Example]]:
     """Easy ones are right after a short tape, the surest first; hard ones wrong, or right after a long tape."""
-    order = sorted(range(len(rows.label)), key=lambda n: _hardness(rows, n))
+    columns = zip((~rows.right).tolist(), rows.length.tolist(), (-rows.confidence).tolist(), strict=True)
+    hardness = list(columns)
+    order = sorted(range(len(hardness)), key=hardness.__getitem__)
     easy = [n for n in order[:SHOWN] if rows.right[n]]
     hard = [n for n in reversed(order[-SHOWN:]) if n not in easy]
     wanted = inputs_at(batches, {*easy, *hard})
     shown = ([_example(rows, n, wanted[n], names) for n in each] for each in (easy, hard))
     return next(shown), next(shown)
-
-
-def _hardness(rows: Rows, n: int) -> tuple[bool, int, float]:
-    return (not bool(rows.right[n]), int(rows.length[n]), -float(rows.confidence[n]))
 
 
 def _example(rows: Rows, n: int, x: Tensor, names: Sequence[str]) -> Example:
@@ -78,63 +67,23 @@ def draw_elastic(
         cells = figure.add_gridspec(4, 1, height_ratios=(2.4, 1.6, 1, 1))
         top = cells[0].subgridspec(1, 2)
         left = figure.add_subplot(top[0])
-        errors = [accuracy_error(each, len(usual.right)) for each in points]
+        steps, quality = [each.budget.steps for each in points], [100 * each.quality for each in points]
+        errors = [accuracy_error(each.accuracy, len(usual.right), each.mean_ap) for each in points]
         work_name, scale = work_unit(max(each.gflops_mean for each in points))
         work = {"": [scale * each.gflops_mean for each in points]}
-        _draw_curve(left, points, work, errors, f"{work_name}, mean; numbers: budgets")
+        draw_curve(left, steps, quality, errors, work, f"{work_name}, mean; numbers: budgets")
         name = FIGURE_NAMES[main_figure(points[0]._asdict())] + (" ± error" if any(errors) else "")
         left.set(title="One model at several budgets", ylabel=f"{name} (%)")
         times = {
             "alone" if size == 1 else f"{size} at once": [each.milliseconds[size] for each in points]
             for size in points[0].milliseconds
         }
-        _draw_curve(figure.add_subplot(top[1], sharey=left), points, times, errors, "milliseconds per sample, measured")
+        right = figure.add_subplot(top[1], sharey=left)
+        draw_curve(right, steps, quality, errors, times, "milliseconds per sample, measured")
         _draw_lengths(figure.add_subplot(cells[1]), usual, unit)
         for row, (kind, each) in enumerate(zip(("easy", "hard"), examples, strict=True), 2):
             _draw_examples(figure, cells[row].subgridspec(1, SHOWN), kind, each)
     return path
-
-
-def accuracy_error(point: Point, samples: int) -> float:
-    """Standard error of an accuracy, in points; none is known of a mean AP."""
-    return 0.0 if point.mean_ap is not None else 100 * math.sqrt(point.accuracy * (1 - point.accuracy) / samples)
-
-
-def _draw_curve(
-    axes: Axes, points: Sequence[Point], lines: dict[str, list[float]], errors: Sequence[float], label: str
-) -> None:
-    """A line for each cost with bars of one standard error; budgets that cost about the same share a label."""
-    quality = [100 * each.quality for each in points]
-    place: Callable[[float], float] = math.log if len(lines) > 1 else float
-    every = [place(x) for cost in lines.values() for x in cost]
-    apart = NEAR * (max(every) - min(every))
-    for (name, cost), colour in zip(lines.items(), (GREEN, BLUE), strict=False):
-        axes.errorbar(cost, quality, errors, color=colour, linewidth=2, elinewidth=1, marker="o", label=name)
-        for group in near([place(x) for x in cost], apart):
-            text = ", ".join(str(points[n].budget.steps) for n in group)
-            high = max(group, key=lambda n: quality[n] + errors[n])
-            spot = (sum(cost[n] for n in group) / len(group), quality[high] + errors[high])
-            axes.annotate(text, spot, (0, 4), textcoords="offset points", ha="center", color=INK)
-    if len(lines) > 1:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        axes.xaxis.set_minor_formatter("{x:g}")
-        axes.legend(**ABOVE)
-    axes.set_xlabel(label)
-    axes.margins(0.1, 0.2)
-    tidy(axes, "both")
-
-
-def near(values: Sequence[float], apart: float) -> list[list[int]]:
-    """Places of values, smallest first, those in one group that lie within `apart` of the next."""
-    groups: list[list[int]] = []
-    for n in sorted(range(len(values)), key=lambda n: values[n]):
-        if groups and values[n] - values[groups[-1][-1]] <= apart:
-            groups[-1].append(n)
-        else:
-            groups.append([n])
-    return groups
 
 
 def _draw_lengths(axes: Axes, rows: Rows, label: str) -> None:
