@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from adatape.counter_rng import key_of, keys_of
-from adatape.data.augment import augment_image, center_crop_image, scale_and_erase
+from adatape.data.augment import augment_image, scale_and_erase
 from adatape.data.batch import Batch, Shard
 from adatape.data.imageset import Tally
 from adatape.data.loaders import (
     AUGMENT,
     Labelled,
+    cropped,
     errors_as_values,
     from_workers,
     make_batch,
@@ -171,13 +172,7 @@ class _CroppedImages(Dataset[Any]):
     def __getitems__(self, numbers: range) -> tuple[Tensor, Tensor, list[str]]:
         data = self.data
         samples = test_samples(self.urls, data.modes, self.classes, numbers.start, numbers.stop, data.exif_orientation)
-        pixels, labels = [], []
-        broken: list[str] = []
-        for sample in samples:
-            pixels.append(center_crop_image(sample.image, self.data.size))
-            labels.append(sample.label)
-            broken.extend(sample.broken)
-        return torch.stack(pixels), torch.tensor(labels), broken
+        return cropped(samples, data.size)
 
 
 def labelled_shards(

@@ -105,9 +105,8 @@ class PonderNet(Repeating):
         halting: Halting = "expected",
         halting_bias: float | None = None,
     ) -> None:
-        super().__init__(vit)
+        super().__init__(vit, steps)
         _check(vit, steps, lambda_p, halting)
-        self.built = self.steps = steps
         self.lambda_p, self.halting = lambda_p, halting
         # Halting scores keep the pooling that they were trained with if reset_classifier changes global_pool.
         self.pooling = vit.global_pool or "avg"
@@ -115,10 +114,6 @@ class PonderNet(Repeating):
         self.halt = nn.Linear(vit.embed_dim, 1)
         nn.init.zeros_(self.halt.weight)
         nn.init.constant_(self.halt.bias, math.log(lambda_p / (1 - lambda_p)) if halting_bias is None else halting_bias)
-
-    @property
-    def built_steps(self) -> int:
-        return self.built
 
     def parts(self, steps: int) -> list[PartCost]:
         """Counts the head once; with `output=True` it runs at every step."""
