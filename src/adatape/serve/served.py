@@ -21,10 +21,8 @@ from adatape.data_config import Images, Megapixel, Parity, Scenes
 from adatape.evaluate.budget import apply_budget
 from adatape.models.base import Adaptive
 from adatape.models.sequence import SymbolEmbed
-from adatape.serve.budgets import as_dict, tokens_a_step
+from adatape.serve.budgets import Stop, as_dict, bound, stops_of, tokens_a_step
 from adatape.serve.likeness import Reference, load_reference
-from adatape.serve.naming import architecture, display_name
-from adatape.serve.stops import Stop, bound, stops_of
 from adatape.train.folder import RESULT, WEIGHTS, load_config, load_finished, load_run, load_weights
 from adatape.train.task import build_image_model
 from adatape.train.trust import check_links
@@ -32,6 +30,20 @@ from adatape.train.weights import read_weights
 
 PACKAGED = {name: Path(__file__).parent / "models" / name for name in ("street", "digits")}
 EXAMPLES = "examples"  # folder of a run that stands for the test set of scenes
+METHODS = {
+    "Plain": "Transformer",
+    "Universal": "Universal Transformer",
+    "vit": "ViT",
+    "plainvit": "PlainViT",
+    "deit": "DeiT",
+    "vit3ffn": "ViT-3FFN",
+    "ut": "Universal Transformer",
+    "u2t": "U2T",
+    "uvit": "UViT",
+    "avit": "A-ViT",
+    "ponder": "PonderNet",
+}
+OWN_FILES = ("folder", "arrays", "shards", "scenes")  # sources that are named by where they lie
 STEM, HEAD = "vit.patch_embed.proj.weight", "vit.head.weight"
 
 
@@ -202,3 +214,43 @@ def _bank(model: Adaptive) -> dict[str, Any]:
         case None:
             return {"kind": None, "patch": None, "grid": None, "size": 0}
     return {"kind": "other", "patch": None, "grid": None, "size": bank.size}
+
+
+def display_name(experiment: Experiment, model: Adaptive) -> str:
+    """As in "AdaTape for digits, 8 × 8 pixels: patches of 4, bank of 16 patches of 2"."""
+    return f"{_method(experiment, model)} for {_data(experiment.data)}, {_input(experiment)}: {_tokens(model)}"
+
+
+def architecture(experiment: Experiment, model: Adaptive) -> str:
+    """The name that the run's config.json gives to timm; the class for sequences, which have none."""
+    return experiment.model.name if isinstance(experiment.model, ImageModel) else type(model).__name__
+
+
+def _method(experiment: Experiment, model: Adaptive) -> str:
+    if model.tape_bank() is not None or model.window_grid() is not None:
+        return "AdaTape"
+    name = architecture(experiment, model).partition("_")[0]
+    return METHODS.get(name, name)
+
+
+def _data(data: Images | Parity | Scenes | Megapixel) -> str:
+    path = getattr(data, "path", None)
+    return (Path(path).name if path and data.source in OWN_FILES else "") or data.source
+
+
+def _input(experiment: Experiment) -> str:
+    size = experiment.data.image_size
+    return f"{experiment.data.sequence_length} symbols" if size is None else f"{size[1]} × {size[0]} pixels"
+
+
+def _tokens(model: Adaptive) -> str:
+    patch, bank = getattr(model.vit.patch_embed, "patch_size", None), _bank(model)
+    read = f"bank of {bank['size']} tokens" if bank["size"] else "no bank"
+    match bank["kind"]:
+        case "windows":
+            read = f"bank of {bank['size']} windows of {bank['window']}"
+        case "input":
+            read = f"bank of {bank['size']} patches of {bank['patch']}" if bank["patch"] else "bank of the symbols"
+        case "learn":
+            read = f"bank of {bank['size']} learned tokens"
+    return f"{f'patches of {patch[0]}, ' if patch else ''}{read}"
