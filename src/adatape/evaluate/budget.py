@@ -12,27 +12,15 @@ import torch
 from torch import Tensor
 
 from adatape.config import Budget
-from adatape.evaluate.accuracy import certainty, is_right, mean_precision, precision_by_class
+from adatape.evaluate.accuracy import mean_precision, precision_by_class
+from adatape.evaluate.reading import Reads
 from adatape.evaluate.result import FIGURE_NAMES, main_figure
 from adatape.models.base import Adaptive, BudgetRange
-from adatape.records import Output
 
 FACTORS = (0.25, 0.5, 0.75, 1.0)  # of the trained threshold, beside the one that scales with steps
 LEVELS = 12  # numbers of steps that a search tries
 FEWEST, MOST = 5, 50  # rounds of timing
 PATIENCE = 60.0  # seconds after which one round is enough
-
-
-class Rows(NamedTuple):
-    """What became of each sample, on the CPU."""
-
-    right: Tensor  # (n,) bool; with several labels, whether all are
-    length: Tensor  # (n,) int64, tape tokens read or steps taken
-    macs: Tensor  # (n,) int64
-    confidence: Tensor  # (n,), in the true class or labels
-    answer: Tensor  # (n,) int64, or (n, classes) 1 or 0 with several labels
-    label: Tensor  # as answer
-    logits: Tensor  # (n, classes) with several labels, else (n, 0)
 
 
 class Point(NamedTuple):
@@ -138,35 +126,20 @@ def _at_steps(model: Adaptive, steps: int, threshold: float | None) -> list[Budg
     return sorted({scaled, *fixed}, key=lambda budget: budget.threshold or 0.0)
 
 
-@torch.no_grad()
-def collect_rows(model: Adaptive, batches: Iterable[tuple[Tensor, Tensor]]) -> Rows:
-    """One pass in eval mode."""
-    model.eval()
-    pieces = [_rows(model, model(x, output=True), label) for x, label in batches]
-    return Rows(*(torch.cat(column) for column in zip(*pieces, strict=True)))
-
-
-def _rows(model: Adaptive, output: Output, label: Tensor) -> Rows:
-    logits = output.logits.float()
-    several = label.dim() > 1
-    answer = (logits > 0).long() if several else logits.argmax(-1)
-    spent = model.length_taken(output), model.actual_macs(output)
-    kept = logits if several else logits[:, :0]
-    columns = (is_right(logits, label), *spent, certainty(logits, label), answer, label.long(), kept)
-    return Rows(*(column.cpu() for column in columns))
-
-
-def point(budget: Budget, rows: Rows, milliseconds: dict[int, float]) -> Point:
-    gflops, names = rows.macs.double() / 1e9, map(str, range(rows.logits.shape[1]))
+def point(budget: Budget, reads: Reads, milliseconds: dict[int, float]) -> Point:
+    gflops, mean_ap = reads.macs.double() / 1e9, None
+    if reads.sets is not None and reads.logits is not None:
+        names = [str(n) for n in range(reads.logits.shape[1])]
+        mean_ap = mean_precision(precision_by_class(reads.logits, reads.sets[reads.label], names))
     return Point(
         budget,
-        accuracy=float(rows.right.double().mean()),
-        length_mean=float(rows.length.double().mean()),
+        accuracy=float(reads.right.double().mean()),
+        length_mean=float(reads.length.double().mean()),
         gflops_mean=float(gflops.mean()),
         gflops_p50=float(gflops.quantile(0.5)),
         gflops_p95=float(gflops.quantile(0.95)),
         milliseconds=milliseconds,
-        mean_ap=mean_precision(precision_by_class(rows.logits, rows.label, list(names))),
+        mean_ap=mean_ap,
     )
 
 

@@ -31,10 +31,11 @@ class Reads(NamedTuple):
     answer: Tensor  # (n,) int64
     certainty: Tensor  # (n,) probability of the true class or labels
     macs: Tensor  # (n,) int64, multiply-adds that the sample cost
-    length: Tensor  # (n,) int64, tape tokens
+    length: Tensor  # (n,) int64, tape tokens read or steps taken
     taken: Tensor  # (n, t, k) int64, bank tokens of each step, -1 where hidden
     weight: Tensor  # (n, t, k), zero where hidden
     sets: Tensor | None = None  # (sets, classes) 1 or 0: sets of labels that occur; None where there is one label
+    logits: Tensor | None = None  # (n, classes) where there are several labels
 
     def names(self, classes: Sequence[str]) -> list[str]:
         """What labels and answers are called: the classes, or the sets of them."""
@@ -73,11 +74,11 @@ def collect(model: Adaptive, batches: Iterable[tuple[Tensor, Tensor]]) -> Reads:
         model.train(was_training)
     if not parts:
         raise ValueError("reads of 0 batches; at least 1 is needed")
-    steps = max(part.taken.shape[1] for part in parts)
-    merged = max(part.taken.shape[2] for part in parts)
-    columns = [_widened(part, steps, merged)[:-1] for part in parts]
-    found = Reads(*(torch.cat(column) for column in zip(*columns, strict=True)))
-    return found if found.label.dim() == 1 else _by_sets(found)
+    steps, merged = (max(part.taken.shape[axis] for part in parts) for axis in (1, 2))
+    rows = [_widened(part, steps, merged) for part in parts]
+    logits = [row.logits for row in rows if row.logits is not None]
+    found = Reads(*(torch.cat(column) for column in zip(*(row[:7] for row in rows), strict=True)))
+    return _by_sets(found._replace(logits=torch.cat(logits))) if logits else found
 
 
 def numbered_sets(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -135,17 +136,13 @@ def parity_example(model: Adaptive, data: Sequences) -> ParityExample:
 def _reads(model: Adaptive, x: Tensor, label: Tensor) -> Reads:
     output: Output = model(x, output=True)
     logits = output.logits.float()
-    tape, none = output.tape, torch.zeros(len(label), dtype=torch.int64, device=label.device)
-    length, taken, weight = (
-        (none, none.view(-1, 1, 1)[:, :0, :0], none.view(-1, 1, 1)[:, :0, :0].float())
-        if tape is None
-        else (tape.length, tape.index, tape.weight.float())
-    )
-    several = label.dim() > 1
+    several, none = label.dim() > 1, torch.zeros(len(label), 0, 0, dtype=torch.int64)
+    taken, weight = (none, none.float()) if output.tape is None else (output.tape.index, output.tape.weight.float())
     answer = (logits > 0).long() if several else logits.argmax(-1)
-    sure = certainty(logits, label)
-    row = (label.long(), answer, sure, model.actual_macs(output), length, taken, weight)
-    return Reads(*(column.cpu() for column in row))
+    spent = model.actual_macs(output), model.length_taken(output)
+    row = (label.long(), answer, certainty(logits, label), *spent, taken, weight)
+    found = Reads(*(column.cpu() for column in row))
+    return found._replace(logits=logits.cpu()) if several else found
 
 
 def _widened(part: Reads, steps: int, merged: int) -> Reads:

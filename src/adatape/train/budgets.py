@@ -21,12 +21,10 @@ from adatape.evaluate.budget import (
     COSTS,
     LENGTHS,
     Point,
-    Rows,
     Target,
     apply_budget,
     budget_at,
     choose,
-    collect_rows,
     floors,
     frontier,
     grid,
@@ -38,6 +36,7 @@ from adatape.evaluate.budget import (
 )
 from adatape.evaluate.device import pick_device
 from adatape.evaluate.progress import SILENT, Progress, with_progress
+from adatape.evaluate.reading import Reads, collect
 from adatape.evaluate.result import FIGURE_NAMES, Result, main_figure
 from adatape.models.base import Adaptive
 from adatape.train.evaluate import test_batches
@@ -65,7 +64,7 @@ class MeasuredBudgets(NamedTuple):
     model: Adaptive
     device: torch.device
     points: list[Point]
-    usual: Rows
+    usual: Reads
     left_out: dict[int, str]
 
 
@@ -243,9 +242,9 @@ def _warned_once(model: Adaptive, budgets: Sequence[Budget]) -> Iterator[None]:
         yield
 
 
-def _seen(model: Adaptive, budget: Budget, batches: Iterable[Labelled]) -> Rows:
+def _seen(model: Adaptive, budget: Budget, batches: Iterable[Labelled]) -> Reads:
     apply_budget(model, budget)
-    return collect_rows(model, batches)
+    return collect(model, batches)
 
 
 def _times(model: Adaptive, budgets: Sequence[Budget], x: Tensor, sizes: Sequence[int]) -> list[dict[int, float]]:

@@ -14,11 +14,11 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from adatape.data.loaders import Labelled
-from adatape.evaluate.budget import Point, Rows
-from adatape.evaluate.reading import inputs_at
+from adatape.evaluate.budget import Point
+from adatape.evaluate.reading import Reads, inputs_at
 from adatape.evaluate.result import FIGURE_NAMES, main_figure, work_unit
 from adatape.report.pictures.budgets import ABOVE, accuracy_error, draw_curve
-from adatape.report.pictures.style import ALERT, BLUE, GREEN, INK, ORANGE, picture, tidy
+from adatape.report.pictures.style import ALERT, BLUE, GREEN, INK, ORANGE, picture, shortened, tidy
 
 SHOWN = 6  # easy examples, and hard ones
 SHORT, LONGEST = 10, 16  # letters of two names that fit a line, and of one that is not cut
@@ -31,36 +31,28 @@ class Example(NamedTuple):
     right: bool
 
 
-def examples_of(rows: Rows, batches: Iterable[Labelled], names: Sequence[str]) -> tuple[list[Example], list[Example]]:
+def examples_of(reads: Reads, batches: Iterable[Labelled], names: Sequence[str]) -> tuple[list[Example], list[Example]]:
     """Easy ones are right after a short tape, the surest first; hard ones wrong, or right after a long tape."""
-    columns = zip((~rows.right).tolist(), rows.length.tolist(), (-rows.confidence).tolist(), strict=True)
+    names = reads.names(names)
+    columns = zip((~reads.right).tolist(), reads.length.tolist(), (-reads.certainty).tolist(), strict=True)
     hardness = list(columns)
     order = sorted(range(len(hardness)), key=hardness.__getitem__)
-    easy = [n for n in order[:SHOWN] if rows.right[n]]
+    easy = [n for n in order[:SHOWN] if reads.right[n]]
     hard = [n for n in reversed(order[-SHOWN:]) if n not in easy]
     wanted = inputs_at(batches, {*easy, *hard})
-    shown = ([_example(rows, n, wanted[n], names) for n in each] for each in (easy, hard))
+    shown = ([_example(reads, n, wanted[n], names) for n in each] for each in (easy, hard))
     return next(shown), next(shown)
 
 
-def _example(rows: Rows, n: int, x: Tensor, names: Sequence[str]) -> Example:
-    label, answer = (_named(column[n], names) for column in (rows.label, rows.answer))
+def _example(reads: Reads, n: int, x: Tensor, names: Sequence[str]) -> Example:
+    label, answer = (shortened(names[int(column[n])], LONGEST) for column in (reads.label, reads.answer))
     gap = " " if len(label) + len(answer) < SHORT else "\n"
     said = label if label == answer else f"{label},{gap}said {answer}"
-    return Example(x, f"{said}\nreads {int(rows.length[n])}", label == answer)
-
-
-def _named(answer: Tensor, names: Sequence[str]) -> str:
-    """The class, or several labels."""
-    if answer.dim() == 0:
-        said = names[int(answer)]
-    else:
-        said = "+".join(names[n] for n in answer.nonzero().flatten().tolist()) or "none"
-    return said if len(said) <= LONGEST else f"{said[: LONGEST - 1]}…"
+    return Example(x, f"{said}\nreads {int(reads.length[n])}", label == answer)
 
 
 def draw_elastic(
-    path: Path, points: Sequence[Point], usual: Rows, examples: tuple[list[Example], list[Example]], unit: str
+    path: Path, points: Sequence[Point], usual: Reads, examples: tuple[list[Example], list[Example]], unit: str
 ) -> Path:
     """Accuracy or mean AP against work and time, lengths at the trained budget, and what was easy and hard there."""
     with picture(path, 9.0) as figure:
@@ -86,10 +78,9 @@ def draw_elastic(
     return path
 
 
-def _draw_lengths(axes: Axes, rows: Rows, label: str) -> None:
-    right, wrong = (
-        torch.bincount(rows.length[keep], minlength=int(rows.length.max()) + 1) for keep in (rows.right, ~rows.right)
-    )
+def _draw_lengths(axes: Axes, reads: Reads, label: str) -> None:
+    most = int(reads.length.max()) + 1
+    right, wrong = (torch.bincount(reads.length[keep], minlength=most) for keep in (reads.right, ~reads.right))
     axes.bar(range(len(right)), right.tolist(), color=GREEN, label="right")
     axes.bar(range(len(wrong)), wrong.tolist(), bottom=right.tolist(), color=ALERT, label="wrong")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
