@@ -108,12 +108,8 @@ def list_paper_models(rows: Sequence[Row] = ROWS) -> ModelList:
 def _listed(name: str, options: dict[str, Any], **more: Any) -> ListedModel:
     model = create(name, **options)
     whole = total(cost(model))
-    return ListedModel(name, options, adapts(model), whole.parameters, whole.macs / 1e9, **more)
-
-
-def adapts(model: torch.nn.Module) -> str:
-    """What a model fits to each sample."""
-    return (model.adapts if isinstance(model, Adaptive) else None) or "–"
+    adapts = (model.adapts if isinstance(model, Adaptive) else None) or "–"
+    return ListedModel(name, options, adapts, whole.parameters, whole.macs / 1e9, **more)
 
 
 def create(name: str, **options: Any) -> torch.nn.Module:

@@ -38,7 +38,8 @@ def same_system(experiment: Experiment) -> Row | None:
     model, data = experiment.model, experiment.data
     if not isinstance(model, ImageModel) or data.image_size != (SIZE, SIZE) or model.wrap is not None:
         return None
-    given = {name: value for name, value in model.options.items() if not (name == "patch_size" and _keeps_patch(model))}
+    named = f"patch{model.options.get('patch_size')}_" in model.name
+    given = {name: value for name, value in model.options.items() if not (name == "patch_size" and named)}
     for row in ROWS:
         theirs = {"bank": "input", "tape_ffn": "append", **STATED, **row.options}
         if row.model == model.name and all(theirs.get(name) == value for name, value in given.items()):
@@ -85,7 +86,3 @@ def shape_of(experiment: Experiment) -> str:
         given = ", ".join(f"{name}={value}" for name, value in {**model.options, **(model.wrap or {})}.items())
         return f"{model.name}({given})"
     return f"width {model.width}, depth {model.depth}, N = {experiment.data.sequence_length or 0}"
-
-
-def _keeps_patch(model: ImageModel) -> bool:
-    return f"patch{model.options.get('patch_size')}_" in model.name

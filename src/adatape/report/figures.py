@@ -193,14 +193,11 @@ def budget_rows(path: Path) -> list[dict[str, Any]]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     rows = found.get("rows", []) if isinstance(found, dict) else found
-    known = {"samples": samples} if (samples := _samples(found)) else {}
-    return [{**known, **row} for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def _samples(found: Any) -> int:
-    """How many the accuracies are of, which the histogram of lengths tells; 0 where it is not known."""
+    # How many the accuracies are of, which the histogram of lengths tells.
     counts = found.get("lengths") if isinstance(found, dict) else None
-    return sum(counts) if isinstance(counts, list) and all(isinstance(count, int) for count in counts) else 0
+    counts = counts if isinstance(counts, list) and all(isinstance(count, int) for count in counts) else []
+    known = {"samples": sum(counts)} if counts else {}
+    return [{**known, **row} for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def model_name(experiment: Experiment) -> str:

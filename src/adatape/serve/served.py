@@ -218,29 +218,18 @@ def _bank(model: Adaptive) -> dict[str, Any]:
 
 def display_name(experiment: Experiment, model: Adaptive) -> str:
     """As in "AdaTape for digits, 8 × 8 pixels: patches of 4, bank of 16 patches of 2"."""
-    return f"{_method(experiment, model)} for {_data(experiment.data)}, {_input(experiment)}: {_tokens(model)}"
+    data, family = experiment.data, architecture(experiment, model).partition("_")[0]
+    reads = model.tape_bank() is not None or model.window_grid() is not None
+    method = "AdaTape" if reads else METHODS.get(family, family)
+    path, size = getattr(data, "path", None), data.image_size
+    named = Path(path).name if path and data.source in OWN_FILES else ""
+    shape = f"{data.sequence_length} symbols" if size is None else f"{size[1]} × {size[0]} pixels"
+    return f"{method} for {named or data.source}, {shape}: {_tokens(model)}"
 
 
 def architecture(experiment: Experiment, model: Adaptive) -> str:
     """The name that the run's config.json gives to timm; the class for sequences, which have none."""
     return experiment.model.name if isinstance(experiment.model, ImageModel) else type(model).__name__
-
-
-def _method(experiment: Experiment, model: Adaptive) -> str:
-    if model.tape_bank() is not None or model.window_grid() is not None:
-        return "AdaTape"
-    name = architecture(experiment, model).partition("_")[0]
-    return METHODS.get(name, name)
-
-
-def _data(data: Images | Parity | Scenes | Megapixel) -> str:
-    path = getattr(data, "path", None)
-    return (Path(path).name if path and data.source in OWN_FILES else "") or data.source
-
-
-def _input(experiment: Experiment) -> str:
-    size = experiment.data.image_size
-    return f"{experiment.data.sequence_length} symbols" if size is None else f"{size[1]} × {size[0]} pixels"
 
 
 def _tokens(model: Adaptive) -> str:

@@ -33,7 +33,7 @@ RENAMED = {f"model.{place}.{new}": f"model.{place}.{old}" for place in PLACES fo
 ADDED: dict[str, Any] = {"data.exif_orientation": False, "optimizer.new_lr": None, "model.scaling": "half"}
 # Removed fields, with the value that a record without them means.
 REMOVED: dict[str, Any] = {"model.reading.least": 0, "model.reading.uncut": 0, "model.reading.floor": 0.5}
-MAY_CHANGE = ("engine", "model.budget")
+MAY_CHANGE = ("engine.", "model.budget.")
 
 
 class Identity(NamedTuple):
@@ -52,7 +52,8 @@ class Identity(NamedTuple):
 
 
 def identity(experiment: Experiment) -> Identity:
-    named = {_canonical_name(name): value for name, value in _leaves(to_dict(experiment)) if not _is_free(name)}
+    leaves = _leaves(to_dict(experiment))
+    named = {_canonical_name(name): value for name, value in leaves if not f"{name}.".startswith(MAY_CHANGE)}
     records = {name.rpartition(".")[0] for name in named}
     named |= {name: value for name, value in REMOVED.items() if name.rpartition(".")[0] in records}
     missing = object()
@@ -101,10 +102,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
-
-
-def _is_free(name: str) -> bool:
-    return any(name == free or name.startswith(f"{free}.") for free in MAY_CHANGE)
 
 
 def _canonical_name(name: str) -> str:

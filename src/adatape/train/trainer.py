@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -127,7 +128,8 @@ class Trainer:
         """Forward, loss, backward and update; returns `Stats` as one tensor, without synchronising."""
         parts = self.experiment.engine.accumulate
         rows = []
-        for n, piece in enumerate(_micro_batches(batch, parts), 1):
+        pieces = zip(*(part.chunk(parts) for part in batch), strict=True)
+        for n, piece in enumerate(itertools.starmap(Batch, pieces), 1):
             with self._synchronised(n == parts):
                 with self._autocast():
                     output = self.forward(piece.x, output=True, key=piece.key)
@@ -156,10 +158,6 @@ def _row(loss: Tensor, output: Output, target: Tensor, several: bool) -> Tensor:
     right = is_right(output.logits, label).float().mean()
     length = torch.zeros_like(output.ponder) if output.tape is None else output.tape.length.float()
     return torch.stack([loss.float(), right, length.mean(), length.square().mean()])
-
-
-def _micro_batches(batch: Batch, parts: int) -> list[Batch]:
-    return [Batch(*each) for each in zip(*(part.chunk(parts) for part in batch), strict=True)]
 
 
 def _check_parts(experiment: Experiment, shard: Shard) -> None:

@@ -18,7 +18,7 @@ from adatape.evaluate.budget import Point
 from adatape.evaluate.reading import Reads, inputs_at
 from adatape.evaluate.result import FIGURE_NAMES, main_figure, work_unit
 from adatape.report.pictures.budgets import ABOVE, accuracy_error, draw_curve
-from adatape.report.pictures.style import ALERT, BLUE, GREEN, INK, ORANGE, picture, shortened, tidy
+from adatape.report.pictures.style import ALERT, BLUE, GREEN, INK, ORANGE, draw_image, picture, shortened, tidy
 
 SHOWN = 6  # easy examples, and hard ones
 SHORT, LONGEST = 10, 16  # letters of two names that fit a line, and of one that is not cut
@@ -104,6 +104,5 @@ def _draw_example(axes: Axes, example: Example) -> None:
     if example.x.dim() == 1:
         axes.imshow(example.x[None], cmap=SYMBOLS, vmin=-1, vmax=1, aspect="auto")
     else:
-        pixels = ((example.x + 1) / 2).clamp(0, 1).permute(1, 2, 0)
-        axes.imshow(pixels.expand(-1, -1, 3) if pixels.shape[2] == 1 else pixels)
+        draw_image(axes, example.x)
     axes.set_xlabel(example.text, color=INK if example.right else ALERT, fontsize=10)

@@ -32,16 +32,12 @@ def draw_heatmap(path: Path, counts: Int[np.ndarray, "t c"], grid: tuple[int, in
         bar.outline.set_visible(False)
         bar.set_label(f"of {samples:,} images; {patch} × {patch} pixels a patch")
         for place, step in enumerate(steps):
-            _draw_step(figure.add_subplot(places[place // columns, 2 + place % columns]), share, int(step), grid)
+            axes = figure.add_subplot(places[place // columns, 2 + place % columns])
+            axes.imshow(share[step].reshape(grid), cmap=HEAT, vmin=0, vmax=share.max())  # a scale for all steps
+            axes.set_title(f"step {step + 1}", fontweight="normal", fontsize=11, pad=4)
+            axes.set_xlabel(f"at most {share[step].max():.3g} %", fontsize=9)
+            _bare(axes)
     return path
-
-
-def _draw_step(axes: Axes, share: Float[np.ndarray, "t c"], step: int, grid: tuple[int, int]) -> None:
-    """On the scale that all steps have in common."""
-    axes.imshow(share[step].reshape(grid), cmap=HEAT, vmin=0, vmax=share.max())
-    axes.set_title(f"step {step + 1}", fontweight="normal", fontsize=11, pad=4)
-    axes.set_xlabel(f"at most {share[step].max():.3g} %", fontsize=9)
-    _bare(axes)
 
 
 def draw_long_tail(path: Path, counts: Int[np.ndarray, "c"], samples: int, learned: bool) -> Path:
@@ -70,7 +66,7 @@ def draw_long_tail(path: Path, counts: Int[np.ndarray, "c"], samples: int, learn
 
 def draw_lengths_by_answer(path: Path, lengths: Int[np.ndarray, "n"], right: np.ndarray) -> Path:
     """Tape lengths of all samples, and of right and wrong answers apart."""
-    span = _span(lengths)
+    span = np.arange(lengths.max() + 1)
     with picture(path, 3.9) as figure:
         whole, apart = figure.subplots(1, 2)
         whole.bar(span, _shares(lengths, span), 0.8, color=GREEN)
@@ -141,10 +137,6 @@ def _draw_beside(axes: Axes, lengths: np.ndarray, span: np.ndarray, colour: str,
 
 def _shares(lengths: np.ndarray, span: np.ndarray) -> Float[np.ndarray, "s"]:
     return 100 * (lengths[:, None] == span).sum(0) / max(1, len(lengths))
-
-
-def _span(lengths: np.ndarray) -> Int[np.ndarray, "s"]:
-    return np.arange(lengths.max() + 1)
 
 
 def _bare(axes: Axes) -> None:
