@@ -37,6 +37,14 @@ ReaderName = Literal["adaptive", "parallel", "fixed", "act", "act-after-norm"]
 TapeFFN = Literal["none", "append", "blocks", "append+blocks"]
 
 
+SIZES: dict[str, dict[str, int]] = {  # of ViTs, by the word in their names
+    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
+    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
+    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+    "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},
+}
+
+
 @dataclass(frozen=True)
 class ReaderConfig(Record):
     """How a tape is read; the paper's letters are T, τ, K, h and λ."""

@@ -26,7 +26,6 @@ from torch.fx import GraphModule
 
 import adatape
 from adatape.config import Experiment, ImageModel, to_dict
-from adatape.data.decode import one_line
 from adatape.data.sets import open_set
 from adatape.evaluate.result import Result
 from adatape.extras import how_to_install
@@ -36,6 +35,7 @@ from adatape.records import Tape
 from adatape.train.files import atomic_write
 from adatape.train.folder import load_run
 from adatape.train.lock import write_lock
+from adatape.validation import one_line
 
 M = TypeVar("M", bound=Adaptive)
 Format = Literal["onnx", "torch"]

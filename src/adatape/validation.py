@@ -242,9 +242,15 @@ def first_few(problems: Sequence[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception's text on one line of at most REASON characters."""
+    """An exception's text, as `str` has it, on one line of at most REASON characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= REASON else f"{text[: REASON - 1]}…"
+
+
+def one_line(error: Exception) -> str:
+    """An exception's text on one line of at most REASON characters."""
+    said = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
+    return " ".join(str(said).split())[:REASON] or type(error).__name__
 
 
 def finite(value: Any) -> Any:

@@ -31,7 +31,7 @@ from adatape.data.loaders import (
     scored,
 )
 from adatape.data.shards import known_total, open_shards
-from adatape.data.streams import ShardStream, owned_streams, streams_of, test_samples
+from adatape.data.streams import ShardStream, ordered_samples, owned_streams, streams_of
 from adatape.data_config import Images
 
 CHANNELS = 3  # shards decode to RGB
@@ -170,8 +170,8 @@ class _CroppedImages(Dataset[Any]):
 
     @errors_as_values
     def __getitems__(self, numbers: range) -> tuple[Tensor, Tensor, list[str]]:
-        data = self.data
-        samples = test_samples(self.urls, data.modes, self.classes, numbers.start, numbers.stop, data.exif_orientation)
+        data, stretch = self.data, (numbers.start, numbers.stop)
+        samples = ordered_samples(self.urls, *stretch, data.modes, self.classes, data.exif_orientation)
         return cropped(samples, data.size)
 
 

@@ -107,13 +107,13 @@ class ShardStream:
             inside = 0
 
 
-def test_samples(  # ruff mistakes it for a test
+def ordered_samples(
     urls: Sequence[str],
-    modes: Modes = "convert",  # noqa: PT028
-    classes: int | None = None,  # noqa: PT028
-    start: int = 0,  # noqa: PT028
-    stop: int | None = None,  # noqa: PT028
-    exif_orientation: bool = False,  # noqa: PT028
+    start: int = 0,
+    stop: int | None = None,
+    modes: Modes = "convert",
+    classes: int | None = None,
+    exif_orientation: bool = False,
 ) -> Iterator[ShardSample]:
     """Samples start to stop in the order of the shards; an unreadable last sample is replaced by the first."""
     numbers = itertools.count(start) if stop is None else range(start, stop)

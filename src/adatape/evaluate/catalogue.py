@@ -14,7 +14,7 @@ import torch
 from adatape.config import TapeFFN
 from adatape.evaluate.cost import NoCostFormula, cost, total
 from adatape.evaluate.paper import ROWS, Row
-from adatape.evaluate.result import Result, to_plain
+from adatape.evaluate.result import Result
 from adatape.models.base import Adaptive
 from adatape.models.checked_build import build_checked
 from adatape.models.options import check_options
@@ -62,8 +62,7 @@ class ModelList(Result):
     models: dict[str, ListedModel]
 
     def as_dict(self) -> dict[str, Any]:
-        plain: dict[str, Any] = to_plain(self.models)
-        return plain
+        return {name: each.as_dict() for name, each in self.models.items()}
 
 
 def model_cost(

@@ -75,9 +75,12 @@ def collect(model: Adaptive, batches: Iterable[tuple[Tensor, Tensor]]) -> Reads:
     if not parts:
         raise ValueError("reads of 0 batches; at least 1 is needed")
     steps, merged = (max(part.taken.shape[axis] for part in parts) for axis in (1, 2))
-    rows = [_widened(part, steps, merged) for part in parts]
-    logits = [row.logits for row in rows if row.logits is not None]
-    found = Reads(*(torch.cat(column) for column in zip(*(row[:7] for row in rows), strict=True)))
+    rows = []
+    for part in parts:  # batches whose reading ended early have fewer steps; the rest is hidden
+        room = (0, merged - part.taken.shape[2], 0, steps - part.taken.shape[1])
+        rows.append((*part[:5], F.pad(part.taken, room, value=-1), F.pad(part.weight, room)))
+    found = Reads(*(torch.cat(column) for column in zip(*rows, strict=True)))
+    logits = [part.logits for part in parts if part.logits is not None]
     return _by_sets(found._replace(logits=torch.cat(logits))) if logits else found
 
 
@@ -143,9 +146,3 @@ def _reads(model: Adaptive, x: Tensor, label: Tensor) -> Reads:
     row = (label.long(), answer, certainty(logits, label), *spent, taken, weight)
     found = Reads(*(column.cpu() for column in row))
     return found._replace(logits=logits.cpu()) if several else found
-
-
-def _widened(part: Reads, steps: int, merged: int) -> Reads:
-    """Batches whose reading ended early have fewer steps; the rest is hidden."""
-    room = (0, merged - part.taken.shape[2], 0, steps - part.taken.shape[1])
-    return part._replace(taken=F.pad(part.taken, room, value=-1), weight=F.pad(part.weight, room))

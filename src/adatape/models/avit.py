@@ -11,9 +11,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.act import advance, begin, ponder_cost
+from adatape.config import SIZES
 from adatape.macs import block_macs, input_tokens, total
 from adatape.models.base import Adaptive, BlocksOutput, OnBlock, ignore_block
-from adatape.models.registry import SIZES, register, split
+from adatape.models.registry import register, split
 from adatape.packing import (
     Packing,
     PendingPacking,

@@ -13,12 +13,13 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.act import NEVER_HALT_LOGIT
+from adatape.config import SIZES
 from adatape.counter_rng import uniform
 from adatape.cuda_graphs import is_compiling_or_capturing
 from adatape.losses import LossName
 from adatape.macs import PartCost, block_macs, embedding_cost, head_cost, input_tokens, linear_macs, parameter_count
 from adatape.models.base import BlocksOutput, OnBlock
-from adatape.models.registry import SIZES, register, split
+from adatape.models.registry import register, split
 from adatape.models.universal import Repeating, sinusoid
 from adatape.records import Output, Steps
 
@@ -186,7 +187,8 @@ class PonderNet(Repeating):
     def _features(self, trace: Trace) -> Float[Tensor, "b ..."]:
         """Features of the answering step; in training their mean under p, so that the affine head gives Σ p_n y_n."""
         if trace.answer is None:
-            return _mix(trace.features, self._log_p(trace).exp())
+            features, p = trace.features, self._log_p(trace).exp()
+            return (features * p.view(*p.shape, *[1] * (features.dim() - 2))).sum(1).to(features.dtype)
         return _pick(trace.features, trace.answer)
 
     def _score(self, normed: Tensor) -> Float[Tensor, " b"]:
@@ -218,10 +220,6 @@ class PonderNet(Repeating):
         log_p = self._log_p(trace)
         ponder = divergence(log_p, log_prior(self.steps, self.lambda_p, log_p.device))
         return ponder, Steps(log_p.exp(), self.vit.head(trace.features))
-
-
-def _mix(x: Float[Tensor, "b t ..."], p: Float[Tensor, "b t"]) -> Float[Tensor, "b ..."]:
-    return (x * p.view(*p.shape, *[1] * (x.dim() - 2))).sum(1).to(x.dtype)
 
 
 def _pick(x: Float[Tensor, "b t ..."], step: Int[Tensor, " b"]) -> Float[Tensor, "b ..."]:

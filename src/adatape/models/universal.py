@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.act import NEVER_HALT_LOGIT, Act, advance, begin, ponder_cost
-from adatape.config import Budget
+from adatape.config import SIZES, Budget
 from adatape.cuda_graphs import is_compiling_or_capturing
 from adatape.macs import (
     PartCost,
@@ -25,7 +25,7 @@ from adatape.macs import (
     total,
 )
 from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, macs_by_count
-from adatape.models.registry import SIZES, register, split
+from adatape.models.registry import register, split
 from adatape.reader import whole_steps
 from adatape.records import Output, Steps
 

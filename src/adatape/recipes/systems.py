@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from adatape.config import ImageModel
+from adatape.config import SIZES, ImageModel
 
 Size = Literal["tiny", "small", "base"]
 System = Literal[
@@ -26,11 +26,6 @@ NAMES: dict[System, str] = {
     "vit3ffn": "vit3ffn_base_patch28_224",
     "ut": "ut_tiny_patch16_224",
 }
-SHAPES: dict[Size, dict[str, int]] = {
-    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
-    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
-    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
-}
 
 
 def image_model(
@@ -43,9 +38,9 @@ def image_model(
     elif system == "adatape-learn":
         options |= {"bank": "learn", "bank_size": bank_size, **tape}
     elif system == "vit3ffn":
-        options |= SHAPES[size]
+        options |= SIZES[size]
     elif system == "ut":
-        options |= {**SHAPES[size], "depth": 1}
+        options |= {**SIZES[size], "depth": 1}
     elif system == "avit":
         options |= {"prior_weight": AVIT_PRIOR}
     elif system == "deit":

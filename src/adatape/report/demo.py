@@ -55,7 +55,10 @@ def write_demo(
     out: Path = Path("runs/demo"), seed: int = 0, only: Part | None = None, progress: Progress = SILENT
 ) -> DemoResult:
     """Trains for about three minutes on two cores; writes pictures, `demo.json` and a run folder for each model."""
-    _clear(out)
+    if (out / "demo.json").is_file():
+        shutil.rmtree(out)
+    elif out.exists() and any(out.iterdir()):
+        raise FileExistsError(f"{out} exists and is no earlier demo; choose another --out or remove it")
     results: dict[str, dict[str, Any]] = {}
     pictures = []
     for part, write_part in PARTS.items():
@@ -143,11 +146,3 @@ def _train_in_turns(
             curves[name].append((trainer.step, found))
             notes[name] = describe(found)
             progress.update(name, trainer.step, steps[name], notes[name])
-
-
-def _clear(out: Path) -> None:
-    """Removes an earlier demo, and nothing else."""
-    if (out / "demo.json").is_file():
-        shutil.rmtree(out)
-    elif out.exists() and any(out.iterdir()):
-        raise FileExistsError(f"{out} exists and is no earlier demo; choose another --out or remove it")

@@ -93,18 +93,14 @@ def write_figures(
     done = Finished(folder, experiment, test, model, place, samples, reads, metrics.lines)
     with write_lock(folder):
         paths = [path for draw in with_progress(DRAWN, "figures", len(DRAWN), progress) for path in draw(done)]
-    drawn = {path.stem: path for path in paths}
+    drawn = {path.stem: path for path in paths if path is not None}
     facts = folder / METRICS, len(metrics.damaged), experiment.model.budget
     return FiguresResult(folder, done.out, drawn, len(reads.label), *facts)
 
 
-def _those(path: Path | None) -> list[Path]:
-    return [] if path is None else [path]
-
-
-def _training(run: Finished) -> list[Path]:
+def _training(run: Finished) -> list[Path | None]:
     title = f"{run.experiment.recipe}, {model_name(run.experiment)}"
-    return _those(draw_training(run.out / "training.png", run.lines, title))
+    return [draw_training(run.out / "training.png", run.lines, title)]
 
 
 def _parity(run: Finished) -> list[Path]:
@@ -171,17 +167,11 @@ def _extremes(run: Finished) -> tuple[str, str]:
     return ("least work", "most work") if adapts else ("surest answers", "least sure answers")
 
 
-def _quality(run: Finished) -> list[Path]:
-    return _those(draw_budgets(run.out / "quality.png", budget_rows(run.out / BUDGETS)))
+def _quality(run: Finished) -> list[Path | None]:
+    return [draw_budgets(run.out / "quality.png", budget_rows(run.out / BUDGETS))]
 
 
-DRAWN: tuple[Callable[[Finished], list[Path]], ...] = (
-    _training,
-    _parity,
-    _tape,
-    _galleries,
-    _quality,
-)
+DRAWN: tuple[Callable[[Finished], Sequence[Path | None]], ...] = (_training, _parity, _tape, _galleries, _quality)
 
 
 def budget_rows(path: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from adatape.banks import InputBank, LearnedBank
 from adatape.config import Budget, Experiment, ImageModel
-from adatape.data.decode import one_line
 from adatape.data.imageset import ImageSet
 from adatape.data.sets import open_set
 from adatape.data_config import Images, Megapixel, Parity, Scenes
@@ -27,6 +26,7 @@ from adatape.train.folder import RESULT, WEIGHTS, load_config, load_finished, lo
 from adatape.train.task import build_image_model
 from adatape.train.trust import check_links
 from adatape.train.weights import read_weights
+from adatape.validation import one_line
 
 PACKAGED = {name: Path(__file__).parent / "models" / name for name in ("street", "digits")}
 EXAMPLES = "examples"  # folder of a run that stands for the test set of scenes

@@ -199,6 +199,7 @@ def release(
     # transformers passes the number of classes itself, so model_args must not.
     model_args = {key: value for key, value in options.items() if key != "num_classes"}
     save_config_for_hf(skeleton, folder / CONFIG, model_config=config, model_args=model_args)
+    bordered = crop_mode == LETTERBOX["crop_mode"]  # timm's transform would pad with the mean's colour
     card = template(Path(__file__).with_name("card.md"), autoescape=False).render(
         _about(skeleton, name),
         licence=licence,
@@ -206,7 +207,7 @@ def release(
         mode=MODES.get(size[0], f"with {size[0]} channels"),
         several_labels=several_labels,
         named=bool(labels),
-        grey=FILL if _is_padded_otherwise(seen) else None,
+        grey=FILL if bordered and any(round(255 * each) != FILL for each in seen["mean"]) else None,
         figures=_figures(result),
         folder=folder.name,
         budget=budget,
@@ -246,12 +247,6 @@ def _pretrained_cfg(skeleton: Any, size: tuple[int, ...], seen: dict[str, Any]) 
     # timm would convert a first convolution of other than 3 channels as if it had 3, or drop it.
     first = {} if size[0] == 3 else {"first_conv": None}
     return {**kept, **seen, **first, "num_classes": skeleton.num_classes}
-
-
-def _is_padded_otherwise(seen: dict[str, Any]) -> bool:
-    """Whether timm's transform would pad images with another colour, the mean's, than the grey of training."""
-    bordered = seen.get("crop_mode") == LETTERBOX["crop_mode"]
-    return bordered and any(round(255 * each) != FILL for each in seen["mean"])
 
 
 def _about(skeleton: Any, name: str) -> dict[str, Any]:

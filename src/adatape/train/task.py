@@ -14,7 +14,6 @@ from torch import nn
 import adatape.models  # noqa: F401  registers the models
 from adatape.config import Experiment, ImageModel, SequenceModel
 from adatape.data.batch import Batch, Shard
-from adatape.data.decode import one_line
 from adatape.data.imageset import Tally
 from adatape.data.letterbox import LETTERBOX
 from adatape.data.loaders import Labelled
@@ -23,11 +22,12 @@ from adatape.models.base import Adaptive
 from adatape.models.build import image_size_options, wrap
 from adatape.models.checked_build import build_checked
 from adatape.models.options import check_options, check_wrap
-from adatape.models.plain import Plain
 from adatape.models.prefix import is_added
 from adatape.models.rescale import rescale_as
 from adatape.models.sequence import build_sequence_model
+from adatape.models.vit import Plain
 from adatape.train.weights import read_weights
+from adatape.validation import one_line
 
 
 class Task(NamedTuple):

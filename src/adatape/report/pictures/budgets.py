@@ -13,14 +13,7 @@ from matplotlib.ticker import LogLocator
 from adatape.evaluate.result import FIGURE_NAMES, main_figure, work_unit
 from adatape.report.pictures.style import BLUE, GREEN, INK, picture, tidy
 
-COSTS = {
-    "gflops_mean": "GFLOPs, mean",
-    "gflops": "GFLOPs, bound",
-    "ms_batch1": "milliseconds for one sample",
-    "ms": "milliseconds",
-    "seconds": "seconds",
-}
-SHOWN = 2
+COSTS = {"gflops_mean": "GFLOPs, mean", "ms_batch1": "milliseconds for one sample"}
 NEAR = 0.1  # of an axis, within which labels would lie on each other
 # Of a legend: on the axes, where nothing is drawn.
 ABOVE: dict[str, Any] = {
@@ -35,9 +28,6 @@ ABOVE: dict[str, Any] = {
 def draw_budgets(path: Path, rows: list[dict[str, Any]]) -> Path | None:
     """A panel for work and one for time, where they were measured; None where fewer than two budgets were."""
     costs = [name for name in COSTS if sum(_has(row, name) for row in rows) > 1]
-    if {"gflops_mean", "gflops"} <= set(costs):
-        costs.remove("gflops")
-    costs = costs[:SHOWN]
     if not costs:
         return None
     with picture(path, 4.0) as figure:

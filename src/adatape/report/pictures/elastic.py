@@ -96,13 +96,11 @@ def _draw_examples(figure: Figure, cells: Any, name: str, examples: Sequence[Exa
         axes.set_frame_on(False)
         if n == 0:
             axes.set_ylabel(name, rotation=0, ha="right", va="center", fontweight="bold")
-        if n < len(examples):
-            _draw_example(axes, examples[n])
-
-
-def _draw_example(axes: Axes, example: Example) -> None:
-    if example.x.dim() == 1:
-        axes.imshow(example.x[None], cmap=SYMBOLS, vmin=-1, vmax=1, aspect="auto")
-    else:
-        draw_image(axes, example.x)
-    axes.set_xlabel(example.text, color=INK if example.right else ALERT, fontsize=10)
+        if n >= len(examples):
+            continue
+        x, text, right = examples[n]
+        if x.dim() == 1:
+            axes.imshow(x[None], cmap=SYMBOLS, vmin=-1, vmax=1, aspect="auto")
+        else:
+            draw_image(axes, x)
+        axes.set_xlabel(text, color=INK if right else ALERT, fontsize=10)

@@ -73,7 +73,10 @@ def draw_lengths_by_answer(path: Path, lengths: Int[np.ndarray, "n"], right: np.
         whole.set_title(f"All: {lengths.mean():.1f} ± {lengths.std():.1f} tokens")
         whole.set_ylabel(f"share of {len(lengths):,} samples (%)")
         for line, (chosen, colour, name) in enumerate(((right, GREEN, "right"), (~right, ALERT, "wrong"))):
-            _draw_beside(apart, lengths[chosen], span, colour, name, line)
+            some = lengths[chosen]
+            apart.bar(span + 0.4 * line - 0.2, _shares(some, span), 0.38, color=colour)
+            text = f"{name}: {len(some):,}" + (f", mean {some.mean():.2f}" if len(some) else "")
+            apart.text(0.02, 0.98 - 0.08 * line, text, transform=apart.transAxes, va="top", color=colour)
         apart.set_title("By answer")
         apart.set_ylabel("share of each (%)")
         apart.set_ylim(top=apart.get_ylim()[1] * 1.25)
@@ -126,13 +129,6 @@ def _write_beside(axes: Axes, row: float, text: str) -> None:
     """To the right of a row, clear of the axes."""
     axes.annotate(text, (1, row), (8, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
                   va="center_baseline", annotation_clip=False)  # fmt: skip
-
-
-def _draw_beside(axes: Axes, lengths: np.ndarray, span: np.ndarray, colour: str, name: str, line: int) -> None:
-    """One of two groups of bars, named in its colour."""
-    axes.bar(span + 0.4 * line - 0.2, _shares(lengths, span), 0.38, color=colour)
-    text = f"{name}: {len(lengths):,}" + (f", mean {lengths.mean():.2f}" if len(lengths) else "")
-    axes.text(0.02, 0.98 - 0.08 * line, text, transform=axes.transAxes, va="top", color=colour)
 
 
 def _shares(lengths: np.ndarray, span: np.ndarray) -> Float[np.ndarray, "s"]:
