@@ -119,30 +119,21 @@ def _train(
             trainers[name] = Trainer(experiment)
             curves[name] = [(0, trainers[name].evaluate())]
             seconds[name] = 0.0
-        _train_in_turns(trainers, curves, seconds, progress)
+        steps = {name: experiment.optimizer.steps for name, experiment in experiments.items()}
+        notes = dict.fromkeys(trainers, "")
+        while any(trainer.step < steps[name] for name, trainer in trainers.items()):
+            for name, trainer in trainers.items():
+                began = time.perf_counter()
+                for _ in trainer.train(trainer.experiment.evaluate_every):
+                    progress.update(name, trainer.step, steps[name], notes[name])
+                seconds[name] += time.perf_counter() - began
+                found = trainer.evaluate()
+                curves[name].append((trainer.step, found))
+                notes[name] = describe(found)
+                progress.update(name, trainer.step, steps[name], notes[name])
         results: dict[str, Any] = {}
         for name, trainer in trainers.items():
             lines = [json.dumps({"kind": "validation", "step": step, **plain(each)}) for step, each in curves[name]]
             (out / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
             results[name] = finalize(trainer, out / name, seconds[name])
     return results, curves
-
-
-def _train_in_turns(
-    trainers: dict[Any, Trainer],
-    curves: dict[Any, list[tuple[int, Score]]],
-    seconds: dict[Any, float],
-    progress: Progress,
-) -> None:
-    steps = {name: trainer.experiment.optimizer.steps for name, trainer in trainers.items()}
-    notes = dict.fromkeys(trainers, "")
-    while any(trainer.step < steps[name] for name, trainer in trainers.items()):
-        for name, trainer in trainers.items():
-            began = time.perf_counter()
-            for _ in trainer.train(trainer.experiment.evaluate_every):
-                progress.update(name, trainer.step, steps[name], notes[name])
-            seconds[name] += time.perf_counter() - began
-            found = trainer.evaluate()
-            curves[name].append((trainer.step, found))
-            notes[name] = describe(found)
-            progress.update(name, trainer.step, steps[name], notes[name])

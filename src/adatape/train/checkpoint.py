@@ -260,20 +260,15 @@ def _sync(path: Path) -> None:
 
 
 def _check_fit(path: Path, saved: dict[str, Any], wanted: dict[str, Tensor]) -> None:
-    both = [(name, saved[name], tensor) for name, tensor in wanted.items() if name in saved]
-    wrong = [
-        *(
-            f"checkpoint has {name} of shape {tuple(there.size)}; the model has {tuple(here.shape)}"
-            for name, there, here in both
-            if there.size != here.shape
-        ),
-        *(
-            f"checkpoint has {name} of {there.properties.dtype}; the model has {here.dtype}"
-            for name, there, here in both
-            if there.properties.dtype != here.dtype
-        ),
-        *(f"checkpoint lacks {name}" for name in wanted if name not in saved),
-        *(f"checkpoint has {name}, which the model lacks" for name in saved if name not in wanted),
-    ]
+    wrong = []
+    for name, here in wanted.items():
+        there = saved.get(name)
+        if there is None:
+            wrong.append(f"checkpoint lacks {name}")
+        elif there.size != here.shape:
+            wrong.append(f"checkpoint has {name} of shape {tuple(there.size)}; the model has {tuple(here.shape)}")
+        elif there.properties.dtype != here.dtype:
+            wrong.append(f"checkpoint has {name} of {there.properties.dtype}; the model has {here.dtype}")
+    wrong += [f"checkpoint has {name}, which the model lacks" for name in saved if name not in wanted]
     if wrong:
         raise ValueError(f"{path} does not fit: {first_few(wrong)}")

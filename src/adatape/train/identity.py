@@ -52,8 +52,8 @@ class Identity(NamedTuple):
 
 
 def identity(experiment: Experiment) -> Identity:
-    leaves = _leaves(to_dict(experiment))
-    named = {_canonical_name(name): value for name, value in leaves if not f"{name}.".startswith(MAY_CHANGE)}
+    fields = leaves(to_dict(experiment))
+    named = {_canonical_name(name): value for name, value in fields if not f"{name}.".startswith(MAY_CHANGE)}
     records = {name.rpartition(".")[0] for name in named}
     named |= {name: value for name, value in REMOVED.items() if name.rpartition(".")[0] in records}
     missing = object()
@@ -87,10 +87,11 @@ def _read(path: Path, stored: Any) -> Identity:
     return found
 
 
-def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Fields by their dotted names."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", _plain(value)
 
