@@ -271,8 +271,8 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def from_dict(kind: type[T], values: Any, source: str = "") -> T:
-    """Inverse of `to_dict`, with limits checked; error messages start with `source`."""
+def from_dict(kind: type[T], values: Any) -> T:
+    """Inverse of `to_dict`, with limits checked."""
     from adatape.validation import from_values
 
-    return from_values(kind, values, source)
+    return from_values(kind, values)
