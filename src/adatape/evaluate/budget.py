@@ -15,6 +15,7 @@ from adatape.config import Budget
 from adatape.evaluate.accuracy import mean_precision, precision_by_class
 from adatape.evaluate.reading import Reads
 from adatape.evaluate.result import FIGURE_NAMES, main_figure
+from adatape.evaluate.speed import seconds_per_call
 from adatape.models.base import Adaptive, BudgetRange
 
 FACTORS = (0.25, 0.5, 0.75, 1.0)  # of the trained threshold, beside the one that scales with steps
@@ -171,12 +172,7 @@ def milliseconds_per_image(
 
 def _seconds(model: Adaptive, pieces: Sequence[Tensor]) -> float:
     wait: Callable[[], None] = torch.cuda.synchronize if pieces[0].is_cuda else lambda: None
-    wait()
-    began = time.perf_counter()
-    for piece in pieces:
-        model(piece)
-    wait()
-    return time.perf_counter() - began
+    return seconds_per_call(lambda: [model(piece) for piece in pieces], 1, wait)
 
 
 def target_of(latency: str | None, gflops: float | None, accuracy: str | None, length: float | None = None) -> Target:
