@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from adatape.cuda_graphs import WARM_UP_CALLS, Tensors, cuda_graphed
 from adatape.data.loaders import Labelled
 from adatape.data_config import Images
-from adatape.evaluate.budget import apply_budget, collect_rows, scaled_budget
+from adatape.evaluate.budget import apply_budget, scaled_budget
 from adatape.evaluate.difficulty import spearman
 from adatape.evaluate.reading import Reads, collect
 from adatape.evaluate.speed import seconds_per_call
@@ -107,7 +107,7 @@ def at_budgets(model: AdaTape, test: Callable[[], Iterator[Labelled]]) -> list[d
     for steps in sorted({most * share // 8 for share in EIGHTHS}):
         budget = scaled_budget(model, steps)
         apply_budget(model, budget)
-        seen = collect_rows(model, test())
+        seen = collect(model, test())
         accuracy, length, macs = (each.double().mean().item() for each in (seen.right, seen.length, seen.macs))
         figures = {"accuracy": accuracy, "length_mean": length, "gflops_mean": macs / 1e9}
         rows.append({**budget.__dict__, **figures})

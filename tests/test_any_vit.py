@@ -25,8 +25,8 @@ from adatape.evaluate.cost import cost, total
 from adatape.models import AdaTape
 from adatape.models.backbone import embed
 from adatape.models.leak import gate_leaks
-from adatape.models.plain import Plain
 from adatape.models.rope import rotations, row_rope, tape_places
+from adatape.models.vit import Plain
 
 ROPES: dict[str, tuple[str, dict[str, Any]]] = {
     "EVA-02, another reference shape": ("eva02_tiny_patch14_224", {}),

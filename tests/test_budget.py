@@ -15,7 +15,6 @@ from adatape.config import Budget, Experiment, ReaderConfig, from_dict, to_dict
 from adatape.data.loaders import Labelled
 from adatape.evaluate.budget import (
     Point,
-    Rows,
     Target,
     apply_budget,
     choose,
@@ -26,6 +25,7 @@ from adatape.evaluate.budget import (
     target_of,
     trained_budget,
 )
+from adatape.evaluate.reading import Reads
 from adatape.packing import truncate_tape
 from adatape.reader import TapeReader
 from adatape.report.budgets import write_budgets
@@ -253,13 +253,16 @@ def test_budgets_are_tabulated_stored_and_drawn(family: str, tmp_path: Path, mon
 
 
 def test_examples_are_named_by_their_classes() -> None:
-    one, several = torch.tensor([0, 1]), torch.tensor([[0, 0], [1, 1]])
-    figures = torch.tensor([True, False]), torch.tensor([2, 3]), torch.tensor([5, 6]), torch.tensor([0.9, 0.1])
-    for label, said in ((one, "cat\nreads 2"), (several, "none\nreads 2")):
-        rows = Rows(*figures, answer=label[[0, 0]], label=label, logits=torch.zeros(2, 0))
-        (easy,), (hard,) = examples_of(rows, [Labelled(torch.zeros(2, 1, 4, 4), label)], ["cat", "dog"])
-        assert easy.text == said
-        assert hard.text.startswith("dog, said cat" if label is one else "cat+dog,\nsaid none")
+    label, sets, nothing = torch.tensor([0, 1]), torch.tensor([[0, 0], [1, 1]]), torch.zeros(2, 0, 0)
+    figures = torch.tensor([0.9, 0.1]), torch.tensor([5, 6]), torch.tensor([2, 3])
+    reads = Reads(label, label[[0, 0]], *figures, taken=nothing.long(), weight=nothing)
+    for each, right, wrong in (
+        (reads, "cat\nreads 2", "dog, said cat"),
+        (reads._replace(sets=sets), "no label\nreads 2", "cat, dog,\nsaid no label"),
+    ):
+        (easy,), (hard,) = examples_of(each, [Labelled(torch.zeros(2, 1, 4, 4), label)], ["cat", "dog"])
+        assert easy.text == right
+        assert hard.text.startswith(wrong)
 
 
 def test_a_found_budget_is_stored_applied_and_no_other_experiment(tmp_path: Path, monkeypatch) -> None:

@@ -17,10 +17,9 @@ from small_runs import tiny
 from adatape.config import Budget
 from adatape.data_config import Scenes
 from adatape.serve.likeness import FEWEST, STORED, load_reference, reference_of, statistics_of
-from adatape.serve.naming import display_name
 from adatape.serve.pictures import seen
-from adatape.serve.served import PACKAGED, ServedModel, description, load_served
-from adatape.serve.stops import MEASURED, stops_of
+from adatape.serve.served import PACKAGED, ServedModel, description, display_name, load_served
+from adatape.serve.stops import FILE, stops_of
 from adatape.train.task import build_for
 
 NAMES = {
@@ -59,7 +58,7 @@ def test_every_budget_has_its_cost_and_measured_ones_their_figures(tmp_path: Pat
     before = digits.model.budget()
     (tmp_path / "figures").mkdir()
     row = {"steps": 2, "accuracy": 0.9, "gflops_mean": 0.001, "length_mean": 1.5, "threshold": 0.5}
-    (tmp_path / MEASURED).write_text(json.dumps({"rows": [row]}))
+    (tmp_path / FILE).write_text(json.dumps({"rows": [row]}))
     stops = stops_of(tmp_path, digits.model)
     assert [stop["steps"] for stop in stops] == [0, 1, 2, 3, 4]
     assert [stop["accuracy"] for stop in stops] == [None, None, 0.9, None, None]
@@ -67,7 +66,7 @@ def test_every_budget_has_its_cost_and_measured_ones_their_figures(tmp_path: Pat
     assert costs == sorted(costs)
     assert len(set(costs)) == 5
     assert digits.model.budget() == before
-    (tmp_path / MEASURED).write_text("{")
+    (tmp_path / FILE).write_text("{")
     assert all(stop["accuracy"] is None for stop in stops_of(tmp_path, digits.model))
 
 
@@ -87,7 +86,7 @@ def test_figures_at_another_floor_are_not_those_of_a_stop(tmp_path: Path) -> Non
     model = load_served(PACKAGED["street"]).model
     (tmp_path / "figures").mkdir()
     rows = [{"steps": 1, "mean_ap": 0.8, "threshold": None}, {"steps": 2, "mean_ap": 0.9, "threshold": 0.629}]
-    (tmp_path / MEASURED).write_text(json.dumps({"rows": rows}))
+    (tmp_path / FILE).write_text(json.dumps({"rows": rows}))
     assert [stop["mean_ap"] for stop in stops_of(tmp_path, model)[:3]] == [None, 0.9, None]
     model.set_budget(8)
     assert [stop["mean_ap"] for stop in stops_of(tmp_path, model)[:3]] == [0.8, None, None]

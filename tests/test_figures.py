@@ -17,7 +17,6 @@ from small_runs import tiny
 from adatape.config import Budget, to_dict
 from adatape.data.parity import Sequences, held_out_set
 from adatape.data.sets import evenly_apart
-from adatape.evaluate.budget import Point
 from adatape.evaluate.reading import (
     Reads,
     collect,
@@ -31,8 +30,7 @@ from adatape.recipes.imagenet import imagenet
 from adatape.report import figures
 from adatape.report.figures import budget_rows, model_name, write_figures
 from adatape.report.gallery import Grid, _outline, _outline_windows, easiest_first, varied
-from adatape.report.pictures.budgets import _draw, _error, _labels, draw_budgets
-from adatape.report.pictures.elastic import accuracy_error, near
+from adatape.report.pictures.budgets import _draw, _error, accuracy_error, draw_budgets, near
 from adatape.report.pictures.parity import one_length
 from adatape.report.pictures.speed import plain_name
 from adatape.report.pictures.style import picture
@@ -234,14 +232,15 @@ def test_budgets_are_drawn_as_a_list_or_as_rows_and_what_is_unknown_is_passed_ov
 
 def test_budgets_of_the_same_cost_share_a_label() -> None:
     rows = [*ROWS, {"steps": 8, "accuracy": 0.9, "gflops_mean": 4.01}]
-    assert [text for text, _, _ in _labels(rows, "gflops_mean")] == ["0", "1", "2", "3, 8"]
+    axes = Figure().subplots()
+    _draw(axes, rows, "gflops_mean")
+    assert [text.get_text() for text in axes.texts] == ["0", "1", "2", "3, 8"]
 
 
 def test_labels_that_would_lie_on_each_other_are_grouped_and_accuracies_have_errors() -> None:
     assert near([1.0, 5.0, 1.05, 1.1, 9.0], 0.06) == [[0, 2, 3], [1], [4]]
-    point = Point(Budget(1), 0.9, 1.0, 1.0, 1.0, 1.0, {})
-    assert accuracy_error(point, 100) == pytest.approx(3.0)
-    assert accuracy_error(point._replace(mean_ap=0.9), 100) == 0
+    assert accuracy_error(0.9, 100) == pytest.approx(3.0)
+    assert accuracy_error(0.9, 100, mean_ap=0.9) == 0
 
 
 def test_names_of_points_do_not_cover_each_other(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from test_windows import images, read, small
 from adatape.config import Budget, Experiment, ImageModel, Optimizer
 from adatape.data_config import Images
 from adatape.evaluate.budget import Target, apply_budget, choose, floors, grid, point, scaled_budget, target_of
-from adatape.evaluate.budget import collect_rows as rows_of
+from adatape.evaluate.reading import collect
 from adatape.report.budgets import write_budgets
 from adatape.report.tables import budgets_table
 from adatape.serve.budgets import asked_budget, measured_budgets, within_latency
@@ -50,7 +50,7 @@ def test_the_longest_tape_within_a_mean_length_is_chosen() -> None:
     points = []
     for budget in settings:
         apply_budget(model, budget)
-        points.append(point(budget, rows_of(model, batches()), {1: 1.0})._replace(accuracy=float(len(points))))
+        points.append(point(budget, collect(model, batches()), {1: 1.0})._replace(accuracy=float(len(points))))
     chosen = choose(points, target_of(None, None, None, 1.5))
     assert chosen.budget == settings[-1]
     assert chosen.length_mean == 1.5

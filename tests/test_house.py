@@ -109,12 +109,6 @@ def test_what_must_answer_at_once_imports_no_torch(path: Path) -> None:
     assert not {name.split(".")[0] for name in top} & {"torch", "timm", "matplotlib", "pydantic"}
 
 
-def test_the_package_imports_nothing_of_research() -> None:
-    scripts = {path.stem for path in (ROOT / "research").rglob("*.py")} | {"research"}
-    for path in SOURCE.rglob("*.py"):
-        assert not {module.split(".")[0] for module in imports_of(path)} & scripts, path
-
-
 def test_outside_models_nobody_asks_whether_a_model_is_an_adatape() -> None:
     """Differences between models are methods of their base class."""
     for path in SOURCE.rglob("*.py"):

@@ -14,7 +14,7 @@ from scripts import script
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from adatape.evaluate.precision import mean_precision, precision_by_class
+from adatape.evaluate.accuracy import mean_precision, precision_by_class
 
 ROOT = Path(__file__).parents[1]
 

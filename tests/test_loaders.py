@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import struct
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from PIL import Image
 from adatape.config import Engine, Experiment, ImageModel, Optimizer
 from adatape.counter_rng import key_of
 from adatape.data.batch import Batch, Shard
+from adatape.data.decode import Decoded
 from adatape.data.images import open_images
 from adatape.data.imageset import Pixels
-from adatape.data.loaders import MIX, DecodingLoader, ResidentLoader, even_chunks
+from adatape.data.loaders import MIX, DecodingLoader, ResidentLoader, even_chunks, labelled_images
 from adatape.data.mixing import draw_mixing
 from adatape.data.sampler import Order
 from adatape.data.sets import open_set
@@ -281,3 +283,23 @@ def test_resident_batches_are_the_same_for_any_number_of_processes(augment: Augm
     wanted = batches(1, 0)
     for world, first in [(2, 0), (3, 3), (4, 5)]:
         assert_same(batches(world, first), wanted[first:])
+
+
+class Watched(Pixels):
+    """Images of any size, as files are, that count how many of them are held at once."""
+
+    pixels = None  # type: ignore[assignment]
+
+    def load(self, i: int) -> Decoded:
+        found = super().load(i)
+        self.held = [*getattr(self, "held", []), weakref.ref(found.image)]
+        self.most = max(getattr(self, "most", 0), sum(image() is not None for image in self.held))
+        return found
+
+
+def test_evaluation_crops_each_image_before_it_reads_the_next() -> None:
+    images = noise_set(20, size=12)
+    watched = Watched(images.names, images.labels, images.stored)
+    ((x, _),) = labelled_images(watched, 6, [range(20)], CPU)
+    assert x.shape == (20, 3, 6, 6)
+    assert watched.most <= 2

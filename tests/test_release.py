@@ -20,8 +20,7 @@ from timm.models import PretrainedCfg
 
 import adatape
 from adatape.config import ImageModel
-from adatape.train.licence import licence_of
-from adatape.train.release import release
+from adatape.train.release import licence_of, release
 from adatape.train.weights import read_weights
 
 SAID = {

@@ -13,7 +13,8 @@ from PIL import Image
 from small_runs import tiny
 
 from adatape.config import Budget, Experiment, to_dict
-from adatape.evaluate.paper_comparison import paper_accuracy, paper_costs, same_system, system_of
+from adatape.evaluate.catalogue import list_paper_models
+from adatape.evaluate.paper_comparison import paper_accuracy, paper_systems, same_system, system_of
 from adatape.recipes.haystack import haystack
 from adatape.recipes.imagenet import imagenet
 from adatape.recipes.parity import parity
@@ -187,12 +188,12 @@ def test_a_run_of_parity_knows_its_system(system: Any) -> None:
 
 def test_a_wrapped_vit_stands_beside_none_of_the_papers_systems() -> None:
     wrapped = finetune("somewhere", backbone="vit_tiny_patch16_224", pixels=224)
-    assert paper_costs([wrapped]) == []
+    assert paper_systems([wrapped]) == []
     assert same_system(wrapped) is None
     plain = finetune("somewhere", source="imagenet", backbone="vit_tiny_patch16_224", bank="none")
     assert same_system(plain).label == "ViT-Ti/16"  # type: ignore[union-attr]
     assert paper_accuracy(plain) == "", "the paper trains it from scratch"
-    assert {row.label.split("-")[0] for row in paper_costs([wrapped, plain])} == {"ViT"}
+    assert {row.label.split("-")[0] for row in paper_systems([wrapped, plain])} == {"ViT"}
 
 
 @pytest.mark.parametrize(
@@ -206,6 +207,7 @@ def test_a_model_with_another_option_is_another_system(options: dict[str, Any]) 
 
 
 def test_the_papers_counts_are_of_the_families_among_the_runs() -> None:
-    rows = paper_costs([tiny("avit")])
-    assert {row.label for row in rows} == {"A-ViT-Ti/16", "A-ViT-S/16"}
-    assert rows[0].parameters == pytest.approx(rows[0].paper_parameters, abs=0.1)
+    found = list_paper_models(paper_systems([tiny("avit")])).models
+    assert {*found} == {"A-ViT-Ti/16", "A-ViT-S/16"}
+    ours = found["A-ViT-Ti/16"]
+    assert ours.parameters / 1e6 == pytest.approx(ours.paper.parameters, abs=0.1)  # type: ignore[union-attr]

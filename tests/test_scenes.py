@@ -30,8 +30,7 @@ from adatape.data.loaders import fixed_chunks
 from adatape.data.scenes import augmented
 from adatape.data.sets import open_set
 from adatape.data_config import Scenes
-from adatape.evaluate.accuracy import score
-from adatape.evaluate.precision import average_precision, mean_precision, precision_by_class
+from adatape.evaluate.accuracy import average_precision, mean_precision, precision_by_class, score
 from adatape.evaluate.reading import collect
 from adatape.models.prefix import is_added
 from adatape.recipes.scenes import scenes

@@ -62,7 +62,7 @@ def urls(tmp_path: Path) -> list[str]:
 
 
 def test_written_shards_hold_every_image_once_with_its_label(urls: list[str], tmp_path: Path) -> None:
-    samples = list(streams.test_samples(urls))
+    samples = list(streams.ordered_samples(urls))
     assert sorted(map(number, samples)) == list(range(75))
     assert all(sample.label == number(sample) % 5 for sample in samples)
     assert [sample.id for sample in samples] == list(range(75))
@@ -74,7 +74,7 @@ def test_written_shards_hold_every_image_once_with_its_label(urls: list[str], tm
 def test_a_set_sorted_by_class_is_mixed_when_written(tmp_path: Path) -> None:
     images = Pixels(["a", "b"], np.repeat([0, 1], 40), np.zeros((80, 2, 2, 3), np.uint8))
     written = shards.write_shards(images, tmp_path, per_shard=20)
-    assert all(5 <= sum(s.label for s in streams.test_samples([url])) <= 15 for url in written)
+    assert all(5 <= sum(s.label for s in streams.ordered_samples([url])) <= 15 for url in written)
 
 
 def test_files_are_written_as_they_are(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_no_two_samples_share_an_id(urls: list[str]) -> None:
 def test_any_stretch_of_test_samples_is_that_of_the_whole_pass(urls: list[str], tmp_path: Path, counted: bool) -> None:
     if not counted:
         (tmp_path / "shards.json").unlink()
-    whole = [(s.id, number(s), s.label) for s in streams.test_samples(urls)]
+    whole = [(s.id, number(s), s.label) for s in streams.ordered_samples(urls)]
     for start, stop in ((0, 1), (9, 11), (10, 20), (33, 75), (74, 75)):
-        assert [(s.id, number(s), s.label) for s in streams.test_samples(urls, start=start, stop=stop)] == whole[
+        assert [(s.id, number(s), s.label) for s in streams.ordered_samples(urls, start=start, stop=stop)] == whole[
             start:stop
         ]
     assert shards.known_total(urls) == (75 if counted else None)
@@ -146,7 +146,7 @@ def test_each_pass_has_every_sample_once_in_an_order_of_its_own(urls: list[str])
 def test_windows_mix_samples_within_a_shard(urls: list[str]) -> None:
     plain = [s[1] for s in first(ShardStream(urls[:1], 0, 1, 0, window=1).samples(), 10)]
     mixed = [s[1] for s in first(ShardStream(urls[:1], 0, 1, 0, window=5).samples(), 10)]
-    assert plain == [number(s) for s in streams.test_samples(urls[:1])]
+    assert plain == [number(s) for s in streams.ordered_samples(urls[:1])]
     assert (mixed != plain, sorted(mixed[:5]) == sorted(plain[:5])) == (True, True)
     places = [plain.index(n) % 5 for n in mixed]
     assert places[:5] != places[5:], "each window is mixed in its own way"
@@ -176,14 +176,14 @@ def test_processes_that_cannot_share_streams_evenly_are_refused() -> None:
 
 def test_a_count_by_headers_is_the_count_by_reading(urls: list[str], tmp_path: Path) -> None:
     (tmp_path / "shards.json").unlink()
-    assert [count_of(url) for url in urls] == [len(list(streams.test_samples([url]))) for url in urls]
+    assert [count_of(url) for url in urls] == [len(list(streams.ordered_samples([url]))) for url in urls]
 
 
 def test_a_count_that_the_shard_does_not_hold_is_an_error(urls: list[str], tmp_path: Path) -> None:
     names = json.loads((tmp_path / "shards.json").read_text())
     (tmp_path / "shards.json").write_text(json.dumps(dict.fromkeys(names, 11)))
     with pytest.raises(ValueError, match=r"train-000000.tar contains 10 samples; shards.json lists 11"):
-        list(streams.test_samples(urls))
+        list(streams.ordered_samples(urls))
 
 
 def test_an_invalid_list_of_counts_is_an_error(urls: list[str], tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_an_invalid_list_of_counts_is_an_error(urls: list[str], tmp_path: Path) 
 def test_a_broken_image_keeps_its_number_and_shows_its_successor(tmp_path: Path) -> None:
     files = {f"{i}.{kind}": content for i in range(6) for kind, content in (("png", png(i)), ("cls", b"%d" % i))}
     url = tar(tmp_path / "x.tar", files | {"2.png": b"", "3.png": b"text", "5.png": png(5)[:40]})
-    samples = list(streams.test_samples([url]))
+    samples = list(streams.ordered_samples([url]))
     assert [(s.id, number(s), s.label, len(s.broken)) for s in samples] == [
         (0, 0, 0, 0),
         (1, 1, 1, 0),
@@ -216,7 +216,7 @@ def test_a_broken_image_keeps_its_number_and_shows_its_successor(tmp_path: Path)
 def test_shards_without_a_readable_image_end_in_an_error(tmp_path: Path) -> None:
     url = tar(tmp_path / "x.tar", {"0.png": b"", "0.cls": b"0"})
     with pytest.raises(ValueError, match="2 images in a row could not be read"):
-        list(streams.test_samples([url]))
+        list(streams.ordered_samples([url]))
     with pytest.raises(ValueError, match="100 images in a row could not be read"):
         next(ShardStream([url], 0, 1, 0).samples())
 
@@ -233,7 +233,7 @@ def test_labels_are_read_from_cls_or_json_and_other_files_are_ignored(tmp_path: 
         "a/2.json": b"2",
     }
     url = tar(tmp_path / "x.tar", files)
-    assert [sample.label for sample in streams.test_samples([url])] == [3, 4, 2]
+    assert [sample.label for sample in streams.ordered_samples([url])] == [3, 4, 2]
     assert count_of(url) == 3
 
 
@@ -252,7 +252,7 @@ def test_labels_are_read_from_cls_or_json_and_other_files_are_ignored(tmp_path: 
 )
 def test_each_bad_sample_is_named_in_one_line(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        list(streams.test_samples([tar(tmp_path / "x.tar", files)], classes=5))
+        list(streams.ordered_samples([tar(tmp_path / "x.tar", files)], classes=5))
     assert "\n" not in str(caught.value)
 
 
@@ -262,13 +262,13 @@ def test_a_shard_that_is_cut_off_anywhere_is_named_in_one_line(urls: list[str], 
     Path(urls[2]).unlink()
     Path(urls[2]).write_bytes(content)
     with pytest.raises((OSError, ValueError), match=r"train-000002.tar") as caught:
-        list(streams.test_samples(urls))
+        list(streams.ordered_samples(urls))
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_no_tar_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"no tar at all" * 100)
-    for call in (lambda url: next(streams.test_samples([url])), count_of):
+    for call in (lambda url: next(streams.ordered_samples([url])), count_of):
         with pytest.raises(OSError, match=r"shard .*x.tar could not be read") as caught:
             call(str(tmp_path / "x.tar"))
         assert "\n" not in str(caught.value)
@@ -276,9 +276,9 @@ def test_a_file_that_is_no_tar_is_named_in_one_line(tmp_path: Path) -> None:
 
 def test_refused_modes_name_the_image(tmp_path: Path) -> None:
     url = tar(tmp_path / "x.tar", {"0.png": png(0, "L"), "0.cls": b"0"})
-    assert next(streams.test_samples([url])).converted
+    assert next(streams.ordered_samples([url])).converted
     with pytest.raises(ValueError, match=r"x.tar/0.png has mode L; with modes=refuse"):
-        next(streams.test_samples([url], modes="refuse"))
+        next(streams.ordered_samples([url], modes="refuse"))
 
 
 def sharded(path: str, **options: object) -> Images:
@@ -340,7 +340,7 @@ def test_shards_behind_a_url_read_like_files(
         remote = open_shards(sharded(f"{base}/train-{{000000..000007}}.tar"), "train")
         assert first(ShardStream(remote, 1, 2, 7).samples(33), 8) == first(ShardStream(urls, 1, 2, 7).samples(33), 8)
         with pytest.raises(OSError, match=r"shard http://.*absent.tar could not be read"):
-            next(streams.test_samples([f"{base}/absent.tar"]))
+            next(streams.ordered_samples([f"{base}/absent.tar"]))
     finally:
         server.shutdown()
         server.server_close()

@@ -118,7 +118,7 @@ def test_a_verbs_function_prints_nothing_and_returns_what_json_prints(
     monkeypatch.setattr("adatape.export.export_run", lambda folder, *_: folder / "config.json")
     monkeypatch.setattr("adatape.export.compare", lambda *_: [Difference(1, 0, 0.0)])
     monkeypatch.setattr("adatape.report.figures.DRAWN", DRAWN[:1])
-    monkeypatch.setattr("adatape.report.runs.paper_costs", lambda _: [])
+    monkeypatch.setattr("adatape.report.runs.paper_systems", lambda _: [])
     module, _, name = where.rpartition(".")
     found = getattr(importlib.import_module(module), name)(**options(finished))
     assert isinstance(found, Result)
@@ -315,7 +315,7 @@ def test_a_row_that_lacks_a_cell_is_refused() -> None:
 def test_a_strangers_words_are_escaped_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from adatape.report.page import write_report
 
-    monkeypatch.setattr("adatape.report.runs.paper_costs", lambda _: [])
+    monkeypatch.setattr("adatape.report.runs.paper_systems", lambda _: [])
     folder = train_to_folder(tiny(steps=1), tmp_path / "<b>run", "cpu").out
     env = json.loads((folder / "env.json").read_text())
     (folder / "env.json").write_text(json.dumps({**env, "hardware": STRANGE[0], "command": STRANGE[0]}))

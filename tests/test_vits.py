@@ -11,8 +11,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 
 import adatape.models.vit  # noqa: F401  registers the names
-from adatape.models.plain import Plain
-from adatape.models.vit import sincos2d
+from adatape.models.vit import Plain, sincos2d
 from adatape.records import Output
 
 NAMES = {

@@ -37,6 +37,14 @@ ReaderName = Literal["adaptive", "parallel", "fixed", "act", "act-after-norm"]
 TapeFFN = Literal["none", "append", "blocks", "append+blocks"]
 
 
+SIZES: dict[str, dict[str, int]] = {  # of ViTs, by the word in their names
+    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
+    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
+    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+    "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},
+}
+
+
 @dataclass(frozen=True)
 class ReaderConfig(Record):
     """How a tape is read; the paper's letters are T, τ, K, h and λ."""
@@ -263,8 +271,8 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def from_dict(kind: type[T], values: Any, source: str = "") -> T:
-    """Inverse of `to_dict`, with limits checked; error messages start with `source`."""
+def from_dict(kind: type[T], values: Any) -> T:
+    """Inverse of `to_dict`, with limits checked."""
     from adatape.validation import from_values
 
-    return from_values(kind, values, source)
+    return from_values(kind, values)

@@ -26,7 +26,6 @@ from torch.fx import GraphModule
 
 import adatape
 from adatape.config import Experiment, ImageModel, to_dict
-from adatape.data.decode import one_line
 from adatape.data.sets import open_set
 from adatape.evaluate.result import Result
 from adatape.extras import how_to_install
@@ -36,6 +35,7 @@ from adatape.records import Tape
 from adatape.train.files import atomic_write
 from adatape.train.folder import load_run
 from adatape.train.lock import write_lock
+from adatape.validation import one_line
 
 M = TypeVar("M", bound=Adaptive)
 Format = Literal["onnx", "torch"]
@@ -50,7 +50,7 @@ class Exported(NamedTuple):
     """The outputs of an exported file."""
 
     logits: Float[Tensor, "b classes"]
-    length: Int[Tensor, " b"] | None  # tape tokens used; None without a tape
+    length: Int[Tensor, " b"] | None = None  # tape tokens used; None without a tape
 
 
 def frozen(model: M) -> M:
@@ -139,7 +139,9 @@ def export_path(folder: Path, to: str, out: Path | None) -> Path:
 
 def export_model(model: Adaptive, example: Tensor, to: Format, path: Path, about: dict[str, Any]) -> None:
     """Traces a model on the example's shape and writes it; `about` is stored in the ONNX file, or as a JSON file."""
-    check_exportable(model)
+    refusal = model.export_refusal()
+    if refusal is not None:
+        raise ValueError(refusal)
     if to == "onnx":
         _need("onnx", "onnxscript")
     inputs = arguments(model, example[:1].expand(TRACED_BATCH, *example.shape[1:]), TRACED_SLOTS, 1.0)
@@ -183,20 +185,14 @@ def _forget_sources(program: ExportedProgram) -> None:
             node.meta.pop("stack_trace", None)
 
 
-def check_exportable(model: Adaptive) -> None:
-    """Refuses models whose tape at a budget is not a prefix of a longer one, or is random."""
-    refusal = model.export_refusal()
-    if refusal is not None:
-        raise ValueError(refusal)
-
-
 def _write_onnx(program: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     names = {"input_names": about["inputs"], "output_names": about["outputs"]}
     free = {name: {0: AXES[name]} if name in AXES else None for name in about["inputs"]}
     with quiet("onnxscript"):
         made = torch.onnx.export(program, dynamo=True, verbose=False, dynamic_shapes=free, **names)
     assert made is not None
-    made.model.metadata_props.update({name: _text(value) for name, value in about.items()})
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in about.items()}
+    made.model.metadata_props.update(texts)
     with atomic_write(path) as partial:
         made.save(partial, external_data=False)
 
@@ -218,10 +214,6 @@ def quiet(name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _need(*packages: str) -> None:
@@ -274,13 +266,7 @@ def open_export(path: Path) -> Callable[[dict[str, Tensor]], Exported]:
     if path.suffix == SUFFIX["onnx"]:
         return _open_onnx(path)
     module = torch.export.load(path).module()
-
-    def answer(inputs: dict[str, Tensor]) -> Exported:
-        with torch.no_grad():
-            found = module(*inputs.values())
-        return Exported(found[0], found[1] if len(found) > 1 else None)
-
-    return answer
+    return torch.no_grad()(lambda inputs: Exported(*module(*inputs.values())))
 
 
 def _open_onnx(path: Path) -> Callable[[dict[str, Tensor]], Exported]:
@@ -290,8 +276,8 @@ def _open_onnx(path: Path) -> Callable[[dict[str, Tensor]], Exported]:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def answer(inputs: dict[str, Tensor]) -> Exported:
-        found = [torch.from_numpy(each) for each in session.run(None, {k: v.numpy() for k, v in inputs.items()})]
-        return Exported(found[0], found[1] if len(found) > 1 else None)
+        found = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+        return Exported(*map(torch.from_numpy, found))
 
     return answer
 

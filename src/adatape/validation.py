@@ -27,6 +27,7 @@ T = TypeVar("T")
 Problem = dict[str, Any]  # one of pydantic's errors: type, loc, input, ctx
 
 LARGEST_FILE = 16_000_000  # bytes of a config.json or result.json
+NAMED = 3  # problems that an error message names
 SHOWN, REASON = 60, 200  # maximum characters of a value, and of a library's reason, in an error message
 KINDS = {
     "int_type": "a whole number",
@@ -234,10 +235,22 @@ def value_of(text: str) -> Any:
         return float(text) if text == "inf" else text
 
 
+def first_few(problems: Sequence[str]) -> str:
+    """The first problems in one line; further ones are counted."""
+    more = f"; and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
+    return "; ".join(problems[:NAMED]) + more
+
+
 def first_line(error: BaseException) -> str:
-    """An exception's text on one line of at most REASON characters."""
+    """An exception's text, as `str` has it, on one line of at most REASON characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= REASON else f"{text[: REASON - 1]}…"
+
+
+def one_line(error: Exception) -> str:
+    """An exception's text on one line of at most REASON characters."""
+    said = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
+    return " ".join(str(said).split())[:REASON] or type(error).__name__
 
 
 def finite(value: Any) -> Any:

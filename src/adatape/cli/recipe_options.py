@@ -83,12 +83,8 @@ def _documented(parameter: inspect.Parameter, hint: Any, option: Option) -> Any:
 
 def _metavar(hint: Any) -> str | None:
     """The type of an option that may be None: INT in place of {None}|INT."""
-    kinds = {*map(_without_limits, get_args(hint))} - {type(None)}
+    kinds = {get_args(each)[0] if get_origin(each) is Annotated else each for each in get_args(hint)} - {type(None)}
     return str(kinds.pop().__name__).upper() if len(kinds) == 1 else None
-
-
-def _without_limits(hint: Any) -> Any:
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _struct(group: str, fields: list[Any]) -> type:

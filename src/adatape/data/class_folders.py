@@ -35,7 +35,8 @@ def files_below(folder: Path) -> list[str]:
 
     A link to a folder that contains it is refused: it would be followed forever and reach other classes.
     """
-    above = _with_parents(os.path.realpath(folder.parent))
+    home = folder.parent.resolve()
+    above = frozenset(_identity(str(each)) for each in (home, *home.parents))
     pending = [(str(folder), _entered(str(folder), above))]
     found, links = [], 0
     while pending:
@@ -62,11 +63,6 @@ def _entered(place: str, passed: frozenset[Identity]) -> frozenset[Identity]:
     if identity in passed:
         raise ValueError(f"{place} links to {os.path.realpath(place)}, a folder that contains it; remove the link")
     return passed | {identity}
-
-
-def _with_parents(place: str) -> frozenset[Identity]:
-    path = Path(place)
-    return frozenset(_identity(str(each)) for each in (path, *path.parents))
 
 
 def _identity(place: str) -> Identity:

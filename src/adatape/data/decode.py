@@ -12,6 +12,8 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from adatape.validation import one_line
+
 Modes = Literal["convert", "refuse"]
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")  # some others start programs: EPS runs Ghostscript
@@ -119,9 +121,3 @@ def _reason(error: Exception, content: bytes) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not an image that Pillow can identify"
     return one_line(error)
-
-
-def one_line(error: Exception) -> str:
-    """An exception's text on one line of at most 200 characters."""
-    said = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
-    return " ".join(str(said).split())[:200] or type(error).__name__

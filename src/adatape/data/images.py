@@ -19,11 +19,12 @@ from PIL import Image
 
 from adatape.counter_rng import key_of, keys_of
 from adatape.data.class_folders import class_folders, files_below
-from adatape.data.decode import FORMATS, MOST_BYTES, REFUSAL, RefusedMode, one_line, open_regular
+from adatape.data.decode import FORMATS, MOST_BYTES, REFUSAL, RefusedMode, open_regular
 from adatape.data.haystack import COUNTS, SIDE, Haystack, make_haystack
 from adatape.data.imageset import Files, ImageSet, Pixels
 from adatape.data_config import Images, Megapixel, Scenes
 from adatape.extras import how_to_install
+from adatape.validation import one_line
 
 Split = Literal["train", "validation", "test"]
 

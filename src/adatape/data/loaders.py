@@ -10,7 +10,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
 
@@ -210,9 +210,14 @@ class _CroppedImages(Dataset[Any]):
 
     @errors_as_values
     def __getitems__(self, ids: list[int]) -> tuple[Tensor, Tensor, list[str]]:
-        reads = [read_or_next(self.images, i) for i in ids]
-        pixels = torch.stack([center_crop_image(read.image, self.size) for read in reads])
-        return pixels, torch.tensor([read.label for read in reads]), [note for read in reads for note in read.broken]
+        return cropped((read_or_next(self.images, i) for i in ids), self.size)
+
+
+def cropped(reads: Iterable[Any], size: int) -> tuple[Tensor, Tensor, list[str]]:
+    """Centre crops and labels of images as they are read, and a note for each unreadable one."""
+    rows = [(center_crop_image(read.image, size), read.label, read.broken) for read in reads]
+    pixels, labels, broken = zip(*rows, strict=True)
+    return torch.stack(pixels), torch.tensor(labels), [note for notes in broken for note in notes]
 
 
 def even_chunks(total: int, batch: int, shard: Shard) -> list[range]:

@@ -103,7 +103,9 @@ def apply_one(image: Image.Image, drawn: Operation) -> Image.Image:
         case _ if name in ENHANCERS:
             return ENHANCERS[name](image).enhance(drawn.strength.factor)
         case "posterize" | "solarize" | "solarize_add":
-            return image.point(_table(name, drawn.strength) * len(image.getbands()))
+            far = drawn.strength
+            amount = {"posterize": far.bits, "solarize": far.threshold, "solarize_add": far.added}[name]
+            return image.point(_table(name, amount) * len(image.getbands()))
         case "cutout":
             return _cut(image, drawn)
     coefficients = _pixel_coefficients(_warp(drawn, image.width), image.width)
@@ -245,25 +247,12 @@ def _equalized(
     return torch.where(step > 0, even, levels)
 
 
-def _table(name: str, far: Strength) -> list[int]:
+@cache
+def _table(name: str, amount: float) -> list[int]:
+    """What each pixel level becomes."""
     match name:
         case "posterize":
-            return _posterize_table(far.bits)
+            return [int(posterized(level, amount)) for level in range(256)]
         case "solarize":
-            return _solarize_table(far.threshold)
-    return _add_table(far.added)
-
-
-@cache
-def _posterize_table(bits: float) -> list[int]:
-    return [int(posterized(level, bits)) for level in range(256)]
-
-
-@cache
-def _solarize_table(threshold: float) -> list[int]:
-    return [level if level < threshold else 255 - level for level in range(256)]
-
-
-@cache
-def _add_table(added: float) -> list[int]:
-    return [min(level + int(added), 255) if level < 128 else level for level in range(256)]
+            return [level if level < amount else 255 - level for level in range(256)]
+    return [min(level + int(amount), 255) if level < 128 else level for level in range(256)]

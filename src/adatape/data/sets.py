@@ -8,7 +8,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -112,6 +112,7 @@ def open_set(config: Images | Parity | Scenes | Megapixel, split: Split) -> Labe
 class IndexedImages(LabelledSet):
     """Images with random access."""
 
+    config: Any
     images: ImageSet
 
     def __init__(self, config: Images, split: Split, images: ImageSet) -> None:
@@ -130,16 +131,14 @@ class IndexedImages(LabelledSet):
         return DecodingLoader(images, config, order, shard, device, min(workers, os.cpu_count() or 1))
 
     def evenly_spaced(self, count: int) -> IndexedImages:
-        return IndexedImages(self.config, self.split, self.images.subset(evenly_apart(len(self.images), count)))
+        return type(self)(self.config, self.split, self.images.subset(evenly_apart(len(self.images), count)))
 
     def _read(self, chunks: list[range], device: torch.device, workers: int) -> Iterator[Labelled]:
         return labelled_images(self.images, self.config.size, chunks, device, workers, self.config.broken)
 
 
-class SceneImages(LabelledSet):
+class SceneImages(IndexedImages):
     """Large images with several labels each, which are (n, classes), 1 or 0."""
-
-    images: ImageSet
 
     def __init__(self, config: Scenes, split: Split, images: ImageSet) -> None:
         self.config, self.split, self.images = config, split_of(config, split), images
@@ -147,16 +146,9 @@ class SceneImages(LabelledSet):
         most = max(1, EVAL_PIXELS // math.prod(config.size))
         self.eval_batch = self.validation_batch = min(LabelledSet.eval_batch, most)
 
-    @property
-    def samples(self) -> int:
-        return len(self.images)
-
     def training_loader(self, batch: int, seed: int, shard: Shard, device: torch.device, workers: int = 0) -> Loader:
         order = Order(len(self.images), batch, seed)
         return SceneLoader(self.images, self.config, order, shard, device, min(workers, os.cpu_count() or 1))
-
-    def evenly_spaced(self, count: int) -> SceneImages:
-        return SceneImages(self.config, self.split, self.images.subset(evenly_apart(len(self.images), count)))
 
     def _read(self, chunks: list[range], device: torch.device, workers: int) -> Iterator[Labelled]:
         return labelled_scenes(self.images, self.config, chunks, device, workers)

@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from adatape.counter_rng import key_of, keys_of
-from adatape.data.augment import augment_image, center_crop_image, scale_and_erase
+from adatape.data.augment import augment_image, scale_and_erase
 from adatape.data.batch import Batch, Shard
 from adatape.data.imageset import Tally
 from adatape.data.loaders import (
     AUGMENT,
     Labelled,
+    cropped,
     errors_as_values,
     from_workers,
     make_batch,
@@ -30,7 +31,7 @@ from adatape.data.loaders import (
     scored,
 )
 from adatape.data.shards import known_total, open_shards
-from adatape.data.streams import ShardStream, owned_streams, streams_of, test_samples
+from adatape.data.streams import ShardStream, ordered_samples, owned_streams, streams_of
 from adatape.data_config import Images
 
 CHANNELS = 3  # shards decode to RGB
@@ -169,15 +170,9 @@ class _CroppedImages(Dataset[Any]):
 
     @errors_as_values
     def __getitems__(self, numbers: range) -> tuple[Tensor, Tensor, list[str]]:
-        data = self.data
-        samples = test_samples(self.urls, data.modes, self.classes, numbers.start, numbers.stop, data.exif_orientation)
-        pixels, labels = [], []
-        broken: list[str] = []
-        for sample in samples:
-            pixels.append(center_crop_image(sample.image, self.data.size))
-            labels.append(sample.label)
-            broken.extend(sample.broken)
-        return torch.stack(pixels), torch.tensor(labels), broken
+        data, stretch = self.data, (numbers.start, numbers.stop)
+        samples = ordered_samples(self.urls, *stretch, data.modes, self.classes, data.exif_orientation)
+        return cropped(samples, data.size)
 
 
 def labelled_shards(

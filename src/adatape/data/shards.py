@@ -20,10 +20,11 @@ from urllib.request import url2pathname
 import torch
 
 from adatape.counter_rng import key_of, keys_of
-from adatape.data.decode import MOST_BYTES, one_line
+from adatape.data.decode import MOST_BYTES
 from adatape.data.images import Split, library, split_of
 from adatape.data.imageset import ImageSet
 from adatape.data_config import Images
+from adatape.validation import one_line
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL_SUFFIXES = ("cls", "json")

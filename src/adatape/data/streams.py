@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -108,13 +107,13 @@ class ShardStream:
             inside = 0
 
 
-def test_samples(  # ruff mistakes it for a test
+def ordered_samples(
     urls: Sequence[str],
-    modes: Modes = "convert",  # noqa: PT028
-    classes: int | None = None,  # noqa: PT028
-    start: int = 0,  # noqa: PT028
-    stop: int | None = None,  # noqa: PT028
-    exif_orientation: bool = False,  # noqa: PT028
+    start: int = 0,
+    stop: int | None = None,
+    modes: Modes = "convert",
+    classes: int | None = None,
+    exif_orientation: bool = False,
 ) -> Iterator[ShardSample]:
     """Samples start to stop in the order of the shards; an unreadable last sample is replaced by the first."""
     numbers = itertools.count(start) if stop is None else range(start, stop)
@@ -128,27 +127,12 @@ def _readable(
     decoder: Decode,
     beyond: Callable[[], Iterable[Raw]] = tuple,
 ) -> Iterator[ShardSample]:
-    """Decoded samples; an unreadable one is replaced by the next readable one under its own number."""
-    ahead = deque(itertools.islice(raws, 1))
+    """Decoded samples; an unreadable one is replaced by the next readable one, or one of `beyond`, under its number."""
     for number in ids:
-        if not ahead:
+        raws, ahead = itertools.tee(raws)
+        if next(raws, None) is None:
             return
-        yield _first_readable(
-            number,
-            itertools.chain(_drawn(ahead, raws), itertools.chain.from_iterable(call() for call in (beyond,))),
-            decoder,
-        )
-        ahead.popleft()
-        if not ahead:
-            ahead.extend(itertools.islice(raws, 1))
-
-
-def _drawn(ahead: deque[Raw], raws: Iterator[Raw]) -> Iterator[Raw]:
-    """The samples in `ahead`, then those of `raws`, which are appended to `ahead`."""
-    yield from tuple(ahead)
-    for raw in raws:
-        ahead.append(raw)
-        yield raw
+        yield _first_readable(number, itertools.chain(ahead, beyond()), decoder)
 
 
 def _first_readable(number: int, raws: Iterable[Raw], decoder: Decode) -> ShardSample:

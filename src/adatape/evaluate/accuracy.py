@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adatape.evaluate.precision import mean_precision, precision_by_class
 from adatape.models.base import Adaptive
 from adatape.records import Output
 
@@ -65,7 +64,10 @@ def score(
     length = rows[:, LENGTH].long()
     inputs = model.input_tokens()
     gflops = rows[:, MACS] / 1e9
-    by_class = _precision(gather(torch.cat(answers)), names) if names else None
+    by_class = None
+    if names:
+        every_logit, every_label = gather(torch.cat(answers)).unbind(1)
+        by_class = precision_by_class(every_logit, every_label, names)
     return Score(
         accuracy=float(rows[:, RIGHT].mean()),
         loss=float(rows[:, LOSS].mean()),
@@ -77,7 +79,7 @@ def score(
         gflops_mean=float(gflops.mean()) if costs else None,
         gflops_p50=float(gflops.quantile(0.5)) if costs else None,
         gflops_p95=float(gflops.quantile(0.95)) if costs else None,
-        logits_sha256=_sha256(gather(torch.cat(hashes))) if digest else None,
+        logits_sha256=hashlib.sha256(gather(torch.cat(hashes)).numpy().tobytes()).hexdigest() if digest else None,
         mean_ap=mean_precision(by_class) if by_class else None,
         average_precision=by_class,
     )
@@ -100,9 +102,29 @@ def is_right(logits: Tensor, label: Tensor) -> Tensor:
     return logits.argmax(-1) == label if label.dim() == 1 else ((logits > 0) == (label > 0)).all(-1)
 
 
-def _precision(answers: Tensor, names: Sequence[str]) -> dict[str, float | None]:
-    logits, labels = answers.unbind(1)
-    return precision_by_class(logits, labels, names)
+def average_precision(scores: Tensor, labels: Tensor) -> float | None:
+    """The mean over positives of the precision at their rank, from scores and labels (n,); None without positives.
+
+    Equal scores share the last of their ranks, so that the order of samples does not matter.
+    """
+    positives = labels > 0
+    if not positives.any():
+        return None
+    _, group, sizes = (-scores.double()).unique(return_inverse=True, return_counts=True)
+    right = torch.zeros_like(sizes).index_add(0, group, positives.to(sizes.dtype))
+    precision = right.cumsum(0) / sizes.cumsum(0).double()
+    return float((precision * right).sum() / positives.sum())
+
+
+def precision_by_class(scores: Tensor, labels: Tensor, names: Sequence[str]) -> dict[str, float | None]:
+    """`average_precision` of each column, from (n, classes)."""
+    return {name: average_precision(scores[:, n], labels[:, n]) for n, name in enumerate(names)}
+
+
+def mean_precision(by_class: dict[str, float | None]) -> float | None:
+    """The mean over the classes that have positives."""
+    known = [each for each in by_class.values() if each is not None]
+    return sum(known) / len(known) if known else None
 
 
 def certainty(logits: Tensor, label: Tensor) -> Tensor:
@@ -120,7 +142,3 @@ def _hashes(logits: Tensor) -> Tensor:
     """(b, 32): each sample's own, so that processes need not send each other the logits of all classes."""
     rows = [hashlib.sha256(row).digest() for row in logits.cpu().contiguous().numpy()]
     return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(-1, DIGEST)
-
-
-def _sha256(hashes: Tensor) -> str:
-    return hashlib.sha256(hashes.numpy().tobytes()).hexdigest()

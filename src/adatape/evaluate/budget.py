@@ -12,28 +12,16 @@ import torch
 from torch import Tensor
 
 from adatape.config import Budget
-from adatape.evaluate.accuracy import certainty, is_right
-from adatape.evaluate.precision import mean_precision, precision_by_class
+from adatape.evaluate.accuracy import mean_precision, precision_by_class
+from adatape.evaluate.reading import Reads
 from adatape.evaluate.result import FIGURE_NAMES, main_figure
+from adatape.evaluate.speed import seconds_per_call
 from adatape.models.base import Adaptive, BudgetRange
-from adatape.records import Output
 
 FACTORS = (0.25, 0.5, 0.75, 1.0)  # of the trained threshold, beside the one that scales with steps
 LEVELS = 12  # numbers of steps that a search tries
 FEWEST, MOST = 5, 50  # rounds of timing
 PATIENCE = 60.0  # seconds after which one round is enough
-
-
-class Rows(NamedTuple):
-    """What became of each sample, on the CPU."""
-
-    right: Tensor  # (n,) bool; with several labels, whether all are
-    length: Tensor  # (n,) int64, tape tokens read or steps taken
-    macs: Tensor  # (n,) int64
-    confidence: Tensor  # (n,), in the true class or labels
-    answer: Tensor  # (n,) int64, or (n, classes) 1 or 0 with several labels
-    label: Tensor  # as answer
-    logits: Tensor  # (n, classes) with several labels, else (n, 0)
 
 
 class Point(NamedTuple):
@@ -139,41 +127,21 @@ def _at_steps(model: Adaptive, steps: int, threshold: float | None) -> list[Budg
     return sorted({scaled, *fixed}, key=lambda budget: budget.threshold or 0.0)
 
 
-@torch.no_grad()
-def collect_rows(model: Adaptive, batches: Iterable[tuple[Tensor, Tensor]]) -> Rows:
-    """One pass in eval mode."""
-    model.eval()
-    pieces = [_rows(model, model(x, output=True), label) for x, label in batches]
-    return Rows(*(torch.cat(column) for column in zip(*pieces, strict=True)))
-
-
-def _rows(model: Adaptive, output: Output, label: Tensor) -> Rows:
-    logits = output.logits.float()
-    several = label.dim() > 1
-    answer = (logits > 0).long() if several else logits.argmax(-1)
-    spent = model.length_taken(output), model.actual_macs(output)
-    kept = logits if several else logits[:, :0]
-    columns = (is_right(logits, label), *spent, certainty(logits, label), answer, label.long(), kept)
-    return Rows(*(column.cpu() for column in columns))
-
-
-def point(budget: Budget, rows: Rows, milliseconds: dict[int, float]) -> Point:
-    gflops = rows.macs.double() / 1e9
+def point(budget: Budget, reads: Reads, milliseconds: dict[int, float]) -> Point:
+    gflops, mean_ap = reads.macs.double() / 1e9, None
+    if reads.sets is not None and reads.logits is not None:
+        names = [str(n) for n in range(reads.logits.shape[1])]
+        mean_ap = mean_precision(precision_by_class(reads.logits, reads.sets[reads.label], names))
     return Point(
         budget,
-        accuracy=float(rows.right.double().mean()),
-        length_mean=float(rows.length.double().mean()),
+        accuracy=float(reads.right.double().mean()),
+        length_mean=float(reads.length.double().mean()),
         gflops_mean=float(gflops.mean()),
         gflops_p50=float(gflops.quantile(0.5)),
         gflops_p95=float(gflops.quantile(0.95)),
         milliseconds=milliseconds,
-        mean_ap=_mean_ap(rows),
+        mean_ap=mean_ap,
     )
-
-
-def _mean_ap(rows: Rows) -> float | None:
-    names = [str(n) for n in range(rows.logits.shape[1])]
-    return mean_precision(precision_by_class(rows.logits, rows.label, names))
 
 
 @torch.no_grad()
@@ -204,12 +172,7 @@ def milliseconds_per_image(
 
 def _seconds(model: Adaptive, pieces: Sequence[Tensor]) -> float:
     wait: Callable[[], None] = torch.cuda.synchronize if pieces[0].is_cuda else lambda: None
-    wait()
-    began = time.perf_counter()
-    for piece in pieces:
-        model(piece)
-    wait()
-    return time.perf_counter() - began
+    return seconds_per_call(lambda: [model(piece) for piece in pieces], 1, wait)
 
 
 def target_of(latency: str | None, gflops: float | None, accuracy: str | None, length: float | None = None) -> Target:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from adatape.config import TapeFFN
 from adatape.evaluate.cost import NoCostFormula, cost, total
 from adatape.evaluate.paper import ROWS, Row
-from adatape.evaluate.result import Result, to_plain
+from adatape.evaluate.result import Result
 from adatape.models.base import Adaptive
 from adatape.models.checked_build import build_checked
 from adatape.models.options import check_options
@@ -61,8 +62,7 @@ class ModelList(Result):
     models: dict[str, ListedModel]
 
     def as_dict(self) -> dict[str, Any]:
-        plain: dict[str, Any] = to_plain(self.models)
-        return plain
+        return {name: each.as_dict() for name, each in self.models.items()}
 
 
 def model_cost(
@@ -99,20 +99,16 @@ def typical_gflops(model: Adaptive) -> float:
     return model.actual_macs(model.eval()(noise, output=True)).double().mean().item() / 1e9
 
 
-def list_paper_models() -> ModelList:
+def list_paper_models(rows: Sequence[Row] = ROWS) -> ModelList:
     """The paper's systems, its figures beside ours."""
-    return ModelList({row.label: _listed(row.model, row.options, paper=row) for row in ROWS})
+    return ModelList({row.label: _listed(row.model, row.options, paper=row) for row in rows})
 
 
 def _listed(name: str, options: dict[str, Any], **more: Any) -> ListedModel:
     model = create(name, **options)
     whole = total(cost(model))
-    return ListedModel(name, options, adapts(model), whole.parameters, whole.macs / 1e9, **more)
-
-
-def adapts(model: torch.nn.Module) -> str:
-    """What a model fits to each sample."""
-    return (model.adapts if isinstance(model, Adaptive) else None) or "–"
+    adapts = (model.adapts if isinstance(model, Adaptive) else None) or "–"
+    return ListedModel(name, options, adapts, whole.parameters, whole.macs / 1e9, **more)
 
 
 def create(name: str, **options: Any) -> torch.nn.Module:

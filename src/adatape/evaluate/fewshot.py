@@ -63,7 +63,8 @@ def few_shot(
         chosen = pick_support(train_labels, count, seed, classes)
         scale = scale_of(train_features[chosen])
         targets = signed_targets(train_labels[chosen], classes)
-        weights = _solutions(with_bias(scale(train_features[chosen])), targets, l2s)
+        x = with_bias(scale(train_features[chosen]))
+        weights = [ridge(x, targets, l2s[0])] if len(l2s) == 1 else list(ridge_path(x, targets, l2s))
         accuracies = _accuracies(weights, scale, test_features, test_labels)
         rows += [FewShot(count, l2, seed, accuracy) for l2, accuracy in zip(l2s, accuracies, strict=True)]
     return rows
@@ -125,7 +126,7 @@ def ridge(x: Float[Tensor, "n d"], y: Float[Tensor, "n k"], l2: float) -> Float[
 
 
 def ridge_path(x: Float[Tensor, "n d"], y: Float[Tensor, "n k"], l2s: Iterable[float]) -> Iterator[Tensor]:
-    """`ridge` for each l2 in turn, from one eigendecomposition of the smaller of X'X and XX'."""
+    """`ridge` for each l2 in turn, from one eigendecomposition of the smaller of X'X and XX'; for one it costs more."""
     x, y = x.double(), y.double()
     dual = x.shape[0] < x.shape[1]
     values, vectors = torch.linalg.eigh(x @ x.T if dual else x.T @ x)
@@ -164,11 +165,6 @@ def features_of(
     if not features:
         raise ValueError("features of 0 batches; at least 1 is needed")
     return torch.cat(features), torch.cat(labels)
-
-
-def _solutions(x: Tensor, y: Tensor, l2s: Sequence[float]) -> list[Tensor]:
-    """For a single l2 Cholesky is cheaper than eigenvectors."""
-    return [ridge(x, y, l2s[0])] if len(l2s) == 1 else list(ridge_path(x, y, l2s))
 
 
 def _accuracies(weights: list[Tensor], scale: Scale, features: Tensor, labels: Tensor) -> list[float]:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
-
-import timm
-import torch
+from typing import Any
 
 from adatape.config import Experiment, ImageModel
-from adatape.evaluate.cost import cost, total
 from adatape.evaluate.paper import ROWS, Row
 from adatape.recipes.systems import AVIT_PRIOR
 
@@ -38,23 +33,13 @@ STATED: dict[str, Any] = {"bank_patch": 8, "bank_size": 10_000, "prior_weight": 
 SIZE = 224
 
 
-class PaperCost(NamedTuple):
-    """A system of the paper and the same model here."""
-
-    label: str
-    parameters: float  # millions
-    paper_parameters: float | None
-    gflops: float
-    paper_gflops: float | None
-    note: str
-
-
 def same_system(experiment: Experiment) -> Row | None:
     """The paper's row for a run whose model is that row's, at its size of image."""
     model, data = experiment.model, experiment.data
     if not isinstance(model, ImageModel) or data.image_size != (SIZE, SIZE) or model.wrap is not None:
         return None
-    given = {name: value for name, value in model.options.items() if not (name == "patch_size" and _keeps_patch(model))}
+    named = f"patch{model.options.get('patch_size')}_" in model.name
+    given = {name: value for name, value in model.options.items() if not (name == "patch_size" and named)}
     for row in ROWS:
         theirs = {"bank": "input", "tape_ffn": "append", **STATED, **row.options}
         if row.model == model.name and all(theirs.get(name) == value for name, value in given.items()):
@@ -71,11 +56,11 @@ def paper_accuracy(experiment: Experiment) -> str:
     return f"{IMAGENET[row.label]:.1f} %" if row and row.label in IMAGENET else ""
 
 
-def paper_costs(experiments: list[Experiment]) -> list[PaperCost]:
-    """The paper's counts and ours for every system of the families among these runs; the paper wraps no ViT."""
+def paper_systems(experiments: list[Experiment]) -> list[Row]:
+    """Every system of the families among these runs; the paper wraps no ViT."""
     models = [each.model for each in experiments if isinstance(each.model, ImageModel)]
     families = {model.name.split("_")[0] for model in models if model.wrap is None}
-    return [_paper_cost(row.label) for row in ROWS if row.model.split("_")[0] in families]
+    return [row for row in ROWS if row.model.split("_")[0] in families]
 
 
 def system_of(experiment: Experiment) -> str:
@@ -101,15 +86,3 @@ def shape_of(experiment: Experiment) -> str:
         given = ", ".join(f"{name}={value}" for name, value in {**model.options, **(model.wrap or {})}.items())
         return f"{model.name}({given})"
     return f"width {model.width}, depth {model.depth}, N = {experiment.data.sequence_length or 0}"
-
-
-def _keeps_patch(model: ImageModel) -> bool:
-    return f"patch{model.options.get('patch_size')}_" in model.name
-
-
-@functools.cache  # building the models takes seconds
-def _paper_cost(label: str) -> PaperCost:
-    row = next(row for row in ROWS if row.label == label)
-    with torch.device("meta"):
-        whole = total(cost(timm.create_model(row.model, **row.options)))
-    return PaperCost(row.label, whole.parameters / 1e6, row.parameters, whole.macs / 1e9, row.gflops, row.note)

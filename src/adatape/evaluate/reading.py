@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int
@@ -16,11 +17,11 @@ from adatape.data.loaders import Labelled
 from adatape.data.parity import Sequences
 from adatape.data.sets import open_set
 from adatape.evaluate.accuracy import certainty
-from adatape.evaluate.label_sets import numbered_sets, set_name
 from adatape.models.base import Adaptive
 from adatape.records import Output
 
 AT_ONCE = 250
+NO_LABEL = "no label"
 
 
 class Reads(NamedTuple):
@@ -30,10 +31,11 @@ class Reads(NamedTuple):
     answer: Tensor  # (n,) int64
     certainty: Tensor  # (n,) probability of the true class or labels
     macs: Tensor  # (n,) int64, multiply-adds that the sample cost
-    length: Tensor  # (n,) int64, tape tokens
+    length: Tensor  # (n,) int64, tape tokens read or steps taken
     taken: Tensor  # (n, t, k) int64, bank tokens of each step, -1 where hidden
     weight: Tensor  # (n, t, k), zero where hidden
     sets: Tensor | None = None  # (sets, classes) 1 or 0: sets of labels that occur; None where there is one label
+    logits: Tensor | None = None  # (n, classes) where there are several labels
 
     def names(self, classes: Sequence[str]) -> list[str]:
         """What labels and answers are called: the classes, or the sets of them."""
@@ -72,11 +74,24 @@ def collect(model: Adaptive, batches: Iterable[tuple[Tensor, Tensor]]) -> Reads:
         model.train(was_training)
     if not parts:
         raise ValueError("reads of 0 batches; at least 1 is needed")
-    steps = max(part.taken.shape[1] for part in parts)
-    merged = max(part.taken.shape[2] for part in parts)
-    columns = [_widened(part, steps, merged)[:-1] for part in parts]
-    found = Reads(*(torch.cat(column) for column in zip(*columns, strict=True)))
-    return found if found.label.dim() == 1 else _by_sets(found)
+    steps, merged = (max(part.taken.shape[axis] for part in parts) for axis in (1, 2))
+    rows = []
+    for part in parts:  # batches whose reading ended early have fewer steps; the rest is hidden
+        room = (0, merged - part.taken.shape[2], 0, steps - part.taken.shape[1])
+        rows.append((*part[:5], F.pad(part.taken, room, value=-1), F.pad(part.weight, room)))
+    found = Reads(*(torch.cat(column) for column in zip(*rows, strict=True)))
+    logits = [part.logits for part in parts if part.logits is not None]
+    return _by_sets(found._replace(logits=torch.cat(logits))) if logits else found
+
+
+def numbered_sets(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct rows of (n, classes), and for each row (n,) the number of its set."""
+    sets, number = np.unique(np.asarray(labels), axis=0, return_inverse=True)
+    return sets, number.reshape(-1)
+
+
+def set_name(row: np.ndarray, names: Sequence[str]) -> str:
+    return ", ".join(names[n] for n in np.flatnonzero(row).tolist()) or NO_LABEL
 
 
 def _by_sets(reads: Reads) -> Reads:
@@ -124,20 +139,10 @@ def parity_example(model: Adaptive, data: Sequences) -> ParityExample:
 def _reads(model: Adaptive, x: Tensor, label: Tensor) -> Reads:
     output: Output = model(x, output=True)
     logits = output.logits.float()
-    tape, none = output.tape, torch.zeros(len(label), dtype=torch.int64, device=label.device)
-    length, taken, weight = (
-        (none, none.view(-1, 1, 1)[:, :0, :0], none.view(-1, 1, 1)[:, :0, :0].float())
-        if tape is None
-        else (tape.length, tape.index, tape.weight.float())
-    )
-    several = label.dim() > 1
+    several, none = label.dim() > 1, torch.zeros(len(label), 0, 0, dtype=torch.int64)
+    taken, weight = (none, none.float()) if output.tape is None else (output.tape.index, output.tape.weight.float())
     answer = (logits > 0).long() if several else logits.argmax(-1)
-    sure = certainty(logits, label)
-    row = (label.long(), answer, sure, model.actual_macs(output), length, taken, weight)
-    return Reads(*(column.cpu() for column in row))
-
-
-def _widened(part: Reads, steps: int, merged: int) -> Reads:
-    """Batches whose reading ended early have fewer steps; the rest is hidden."""
-    room = (0, merged - part.taken.shape[2], 0, steps - part.taken.shape[1])
-    return part._replace(taken=F.pad(part.taken, room, value=-1), weight=F.pad(part.weight, room))
+    spent = model.actual_macs(output), model.length_taken(output)
+    row = (label.long(), answer, certainty(logits, label), *spent, taken, weight)
+    found = Reads(*(column.cpu() for column in row))
+    return found._replace(logits=logits.cpu()) if several else found

@@ -71,7 +71,7 @@ def build_timed(name: str, options: Mapping[str, Any], timing: TimingSettings) -
         disable_halting(model)
     feed = feeder(input_shape(model), model.num_classes, timing)
     step = training_step(model, timing) if timing.mode == "train" else inference(model, timing)
-    with _compiling(timing):
+    with nullcontext() if timing.compile == "none" else raised_recompile_limit(MODELS_COMPILED):
         for _ in range(WARM_UP_CALLS):
             step(*feed())
         peak = _peak(lambda: step(*feed()), timing) - before if timing.on_gpu and timing.mode == "train" else None
@@ -80,12 +80,6 @@ def build_timed(name: str, options: Mapping[str, Any], timing: TimingSettings) -
             run(*feed())
     timing.synchronize()
     return TimedModel(lambda: run(*feed()), peak)
-
-
-def _compiling(timing: TimingSettings) -> Any:
-    if timing.compile == "none":
-        return nullcontext()
-    return raised_recompile_limit(MODELS_COMPILED)
 
 
 def _compiled(model: nn.Module, timing: TimingSettings) -> Callable[..., Any]:
@@ -158,16 +152,9 @@ def feeder(shape: tuple[int, int, int], classes: int, timing: TimingSettings) ->
     """What a call takes: one batch that lies on the device, or, with data, made of bytes on the host each time."""
     position = torch.arange(timing.batch)
     label, key = (position % classes).to(timing.device), keys_of(0, position).to(timing.device)
-    make = (
-        _from_host(shape, key, timing)
-        if timing.data
-        else _resident(torch.randn(timing.batch, *shape, device=timing.device))
-    )
+    resident = torch.empty(0) if timing.data else torch.randn(timing.batch, *shape, device=timing.device)
+    make = _from_host(shape, key, timing) if timing.data else lambda: resident
     return (lambda: Batch(make(), label, key)) if timing.mode == "train" else (lambda: (make(),))
-
-
-def _resident(x: Tensor) -> Callable[[], Tensor]:
-    return lambda: x
 
 
 def _from_host(shape: tuple[int, int, int], key: Tensor, timing: TimingSettings) -> Callable[[], Tensor]:

@@ -8,9 +8,9 @@ from adatape.models.adapters import tape_modules
 from adatape.models.adatape import AdaTape
 from adatape.models.avit import AViT
 from adatape.models.build import wrap
-from adatape.models.plain import Plain
 from adatape.models.ponder import PonderNet
 from adatape.models.saving import hub_settings
 from adatape.models.universal import Universal, UViT
+from adatape.models.vit import Plain
 
 __all__ = ["AViT", "AdaTape", "Plain", "PonderNet", "UViT", "Universal", "hub_settings", "tape_modules", "wrap"]

@@ -11,9 +11,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.act import advance, begin, ponder_cost
+from adatape.config import SIZES
 from adatape.macs import block_macs, input_tokens, total
 from adatape.models.base import Adaptive, BlocksOutput, OnBlock, ignore_block
-from adatape.models.registry import SIZES, register, split
+from adatape.models.registry import register, split
 from adatape.packing import (
     Packing,
     PendingPacking,
@@ -54,8 +55,7 @@ class AViT(Adaptive):
         prior_weight: float = 0.0,
     ) -> None:
         super().__init__(vit)
-        _check_class_token(vit)
-        _check_halting(gamma, epsilon, prior_weight)
+        _check(vit, gamma, epsilon, prior_weight)
         self.gamma, self.beta, self.epsilon = gamma, beta, epsilon
         self.prior_mean, self.prior_weight = prior_mean, prior_weight
         self.packed: bool | None = None
@@ -108,7 +108,9 @@ class AViT(Adaptive):
         return BlocksOutput(out.to(tokens.dtype), ponder, steps=Steps(torch.stack(weights, 1)))
 
     def _masked_step(self, block: nn.Module, tokens: Tensor, running: Tensor) -> Tensor:
-        stepped = self.run_block(block, tokens, attn_mask=key_mask(_unmask_if_all_halted(running)))
+        # Where all tokens of a sample have halted, none is masked: attention to no key is NaN. Its rows are not used.
+        seen = running | ~running.any(1, keepdim=True)
+        stepped = self.run_block(block, tokens, attn_mask=key_mask(seen))
         return torch.where(running[..., None], stepped, tokens)
 
     def _forward_packed(self, tokens: Tensor, on_block: OnBlock) -> BlocksOutput:
@@ -200,19 +202,12 @@ def tokens_per_layer(weight: Float[Tensor, "b l n"]) -> Float[Tensor, "b l"]:
     return (ahead > 0).float().sum(2)
 
 
-def _unmask_if_all_halted(running: Bool[Tensor, "b n"]) -> Bool[Tensor, "b n"]:
-    """Unmasks samples in which all tokens have halted: attention to no key is NaN, and their rows are not used."""
-    return running | ~running.any(1, keepdim=True)
-
-
-def _check_class_token(vit: VisionTransformer) -> None:
+def _check(vit: VisionTransformer, gamma: float, epsilon: float, prior_weight: float) -> None:
     if vit.cls_token is None:
         raise ValueError("class_token is False; A-ViT classifies the class token, so it must be True")
     if vit.global_pool != "token":
         raise ValueError(f"global_pool is {vit.global_pool!r}; A-ViT classifies the class token, so it must be 'token'")
 
-
-def _check_halting(gamma: float, epsilon: float, prior_weight: float) -> None:
     if not gamma > 0:
         raise ValueError(f"gamma is {gamma}; it must be above 0, so that a larger first coordinate halts earlier")
     if not 0 < epsilon < 1:

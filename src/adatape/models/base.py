@@ -68,6 +68,10 @@ def ignore_block(layer: int, tokens: Tensor) -> None:
     """The `on_block` of a plain forward: does nothing."""
 
 
+def _of_vit(name: str) -> Any:
+    return property(lambda self: getattr(self.vit, name))
+
+
 class Adaptive(nn.Module, ABC):
     """A timm model that wraps a ViT as `vit`; the ViT's state-dict keys are timm's under that prefix."""
 
@@ -321,38 +325,15 @@ class Adaptive(nn.Module, ABC):
             "blocks": [(r"^vit\.blocks\.(\d+)", None), (r"^vit\.norm", (99999,))],
         }
 
-    @property
-    def num_classes(self) -> int:
-        return self.vit.num_classes
-
-    @property
-    def num_features(self) -> int:
-        return self.vit.num_features
-
-    @property
-    def head_hidden_size(self) -> int:
-        return self.vit.head_hidden_size
-
-    @property
-    def embed_dim(self) -> int:
-        return self.vit.embed_dim
-
-    @property
-    def num_prefix_tokens(self) -> int:
-        return self.vit.num_prefix_tokens
-
-    @property
-    def blocks(self) -> nn.ModuleList | nn.Sequential:
-        """The ViT's blocks; their keys in the state dict are `vit.blocks`."""
-        return self.vit.blocks
-
-    @property
-    def patch_embed(self) -> nn.Module:
-        return self.vit.patch_embed
-
-    @property
-    def global_pool(self) -> str:
-        return self.vit.global_pool
+    # The ViT's own; the keys of its parts in the state dict begin with `vit.`.
+    num_classes: int = _of_vit("num_classes")
+    num_features: int = _of_vit("num_features")
+    head_hidden_size: int = _of_vit("head_hidden_size")
+    embed_dim: int = _of_vit("embed_dim")
+    num_prefix_tokens: int = _of_vit("num_prefix_tokens")
+    blocks: nn.ModuleList | nn.Sequential = _of_vit("blocks")
+    patch_embed: nn.Module = _of_vit("patch_embed")
+    global_pool: str = _of_vit("global_pool")
 
     @property
     def pretrained_cfg(self) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.banks import Bank, FrozenBank, InputBank, LearnedBank, NoBank
-from adatape.config import Choice, Ponder, ReaderConfig, ReaderName, TapeFFN, Update
+from adatape.config import SIZES, Choice, Ponder, ReaderConfig, ReaderName, TapeFFN, Update
 from adatape.dropped import refuse_renamed
 from adatape.encoder import TapeBlocksFrom
 from adatape.models.adatape import AdaTape
 from adatape.models.backbone import ViT, check_backbone, default_bank_patch, timm_name
 from adatape.models.join import QueryName, TapeJoin
 from adatape.models.leak import warn_of_leak
-from adatape.models.registry import SIZES, register, split
+from adatape.models.registry import register, split
 from adatape.models.windows import WindowTape
 from adatape.windows.answers import Labels
 from adatape.windows.options import WindowOptions
@@ -138,10 +138,9 @@ def _wrap_windows(vit: ViT, image: tuple[int, int] | None, options: dict[str, An
         raise TypeError(f"{strange[0]} is not an option of bank='windows', which are {', '.join(WINDOW_FIELDS)}")
     height, width = image
     like, encoder = next(vit.parameters()), options.get("encoder")
-    if isinstance(encoder, nn.Module):
-        model = WindowTape(vit, (height, width), WindowOptions(**options | {"encoder": timm_name(encoder)}), encoder)
-    else:
-        model = WindowTape(vit, (height, width), WindowOptions(**options))
+    module = encoder if isinstance(encoder, nn.Module) else None
+    named = {} if module is None else {"encoder": timm_name(module)}
+    model = WindowTape(vit, (height, width), WindowOptions(**options | named), module)
     return model.to(like.device, like.dtype).train(vit.training)
 
 

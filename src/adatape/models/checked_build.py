@@ -57,7 +57,8 @@ def build_checked(build: Callable[..., T], name: str, options: Mapping[str, Any]
     try:
         return build(**{**given, **options})
     except REFUSALS as error:
-        if _out_of_memory(error) or _is_our_error(error):
+        out_of_memory = isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+        if out_of_memory or _is_our_error(error):
             raise
         wrong = _culprit(build, options, given)
         said = f"{prefix}{wrong} is {options[wrong]!r}" if wrong else f"{where or 'options'} is {dict(options)}"
@@ -82,7 +83,3 @@ def _is_our_error(error: Exception) -> bool:
     """Whether this package raised the error; its messages already name field, value and limit."""
     frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
     return isinstance(error, ValueError) and frames[-1].frame.f_globals.get("__name__", "").startswith("adatape.")
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -13,12 +13,13 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.act import NEVER_HALT_LOGIT
+from adatape.config import SIZES
 from adatape.counter_rng import uniform
 from adatape.cuda_graphs import is_compiling_or_capturing
 from adatape.losses import LossName
 from adatape.macs import PartCost, block_macs, embedding_cost, head_cost, input_tokens, linear_macs, parameter_count
 from adatape.models.base import BlocksOutput, OnBlock
-from adatape.models.registry import SIZES, register, split
+from adatape.models.registry import register, split
 from adatape.models.universal import Repeating, sinusoid
 from adatape.records import Output, Steps
 
@@ -105,9 +106,8 @@ class PonderNet(Repeating):
         halting: Halting = "expected",
         halting_bias: float | None = None,
     ) -> None:
-        super().__init__(vit)
+        super().__init__(vit, steps)
         _check(vit, steps, lambda_p, halting)
-        self.built = self.steps = steps
         self.lambda_p, self.halting = lambda_p, halting
         # Halting scores keep the pooling that they were trained with if reset_classifier changes global_pool.
         self.pooling = vit.global_pool or "avg"
@@ -115,10 +115,6 @@ class PonderNet(Repeating):
         self.halt = nn.Linear(vit.embed_dim, 1)
         nn.init.zeros_(self.halt.weight)
         nn.init.constant_(self.halt.bias, math.log(lambda_p / (1 - lambda_p)) if halting_bias is None else halting_bias)
-
-    @property
-    def built_steps(self) -> int:
-        return self.built
 
     def parts(self, steps: int) -> list[PartCost]:
         """Counts the head once; with `output=True` it runs at every step."""
@@ -191,7 +187,8 @@ class PonderNet(Repeating):
     def _features(self, trace: Trace) -> Float[Tensor, "b ..."]:
         """Features of the answering step; in training their mean under p, so that the affine head gives Σ p_n y_n."""
         if trace.answer is None:
-            return _mix(trace.features, self._log_p(trace).exp())
+            features, p = trace.features, self._log_p(trace).exp()
+            return (features * p.view(*p.shape, *[1] * (features.dim() - 2))).sum(1).to(features.dtype)
         return _pick(trace.features, trace.answer)
 
     def _score(self, normed: Tensor) -> Float[Tensor, " b"]:
@@ -223,10 +220,6 @@ class PonderNet(Repeating):
         log_p = self._log_p(trace)
         ponder = divergence(log_p, log_prior(self.steps, self.lambda_p, log_p.device))
         return ponder, Steps(log_p.exp(), self.vit.head(trace.features))
-
-
-def _mix(x: Float[Tensor, "b t ..."], p: Float[Tensor, "b t"]) -> Float[Tensor, "b ..."]:
-    return (x * p.view(*p.shape, *[1] * (x.dim() - 2))).sum(1).to(x.dtype)
 
 
 def _pick(x: Float[Tensor, "b t ..."], step: Int[Tensor, " b"]) -> Float[Tensor, "b ..."]:

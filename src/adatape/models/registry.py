@@ -1,4 +1,4 @@
-"""Registers models with timm, and defines the sizes that they share."""
+"""Registers models with timm."""
 
 from __future__ import annotations
 
@@ -12,12 +12,6 @@ from adatape.models.base import Adaptive
 from adatape.models.prefix import filter_checkpoint
 from adatape.patches import PatchRows
 
-SIZES: dict[str, dict[str, int]] = {
-    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
-    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
-    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
-    "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},
-}
 SETTINGS = {
     "num_classes": 1000,
     "input_size": (3, 224, 224),

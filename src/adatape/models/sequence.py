@@ -15,8 +15,8 @@ from adatape.config import SequenceModel
 from adatape.encoder import TapeBlocksFrom
 from adatape.macs import linear_macs
 from adatape.models.adatape import AdaTape, TapeJoin
-from adatape.models.plain import Plain
 from adatape.models.universal import Universal
+from adatape.models.vit import Plain
 
 SYMBOLS = 3
 

@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.act import NEVER_HALT_LOGIT, Act, advance, begin, ponder_cost
-from adatape.config import Budget
+from adatape.config import SIZES, Budget
 from adatape.cuda_graphs import is_compiling_or_capturing
 from adatape.macs import (
     PartCost,
@@ -25,7 +25,7 @@ from adatape.macs import (
     total,
 )
 from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, macs_by_count
-from adatape.models.registry import SIZES, register, split
+from adatape.models.registry import register, split
 from adatape.reader import whole_steps
 from adatape.records import Output, Steps
 
@@ -101,12 +101,10 @@ class Repeating(Adaptive):
     """Budget and cost of a model that repeats blocks at most `steps` times."""
 
     adapts: ClassVar[str | None] = "depth"
-    steps: int  # current maximum
 
-    @property
-    @abstractmethod
-    def built_steps(self) -> int:
-        """The maximum number of steps that it was built with."""
+    def __init__(self, vit: VisionTransformer, steps: int) -> None:
+        super().__init__(vit)
+        self.built_steps = self.steps = steps  # the maximum as built, and the current one
 
     @abstractmethod
     def parts(self, steps: int) -> list[PartCost]:
@@ -142,15 +140,10 @@ class Universal(Repeating):
     """The ViT's blocks as one universal stage: a Universal Transformer with one shared block, U2T with one per step."""
 
     def __init__(self, vit: VisionTransformer, steps: int, **options: Any) -> None:
-        super().__init__(vit)
+        super().__init__(vit, steps)
         if len(vit.blocks) not in (1, steps):
             raise ValueError(f"the ViT has {len(vit.blocks)} blocks; for {steps} steps it needs 1 (shared) or {steps}")
         self.stage = UniversalStage(vit.embed_dim, steps, **options)
-        self.steps = steps
-
-    @property
-    def built_steps(self) -> int:
-        return self.stage.steps
 
     def prune_intermediate_layers(self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True) -> Any:
         shared, taken = len(self.vit.blocks) == 1, super().prune_intermediate_layers(indices, prune_norm, prune_head)
@@ -187,14 +180,9 @@ class UViT(Repeating):
     def __init__(
         self, vit: VisionTransformer, block: nn.Module, steps: int, *, above: bool = False, **options: Any
     ) -> None:
-        super().__init__(vit)
+        super().__init__(vit, steps)
         self.block, self.above = block, above
         self.stage = UniversalStage(vit.embed_dim, steps, **options)
-        self.steps = steps
-
-    @property
-    def built_steps(self) -> int:
-        return self.stage.steps
 
     def parts(self, steps: int) -> list[PartCost]:
         blocks = list(self.vit.blocks)

@@ -1,9 +1,9 @@
-"""Non-adaptive ViTs: PlainViT, ViT-3FFN, and patch sizes that timm lacks."""
+"""ViTs that do not adapt, with the same `Output`: Plain, PlainViT, ViT-3FFN, and patch sizes that timm lacks."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import timm
 import torch
@@ -11,9 +11,21 @@ from jaxtyping import Float
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from adatape.config import SIZES
 from adatape.macs import linear_macs
-from adatape.models.plain import Plain
-from adatape.models.registry import SIZES, register
+from adatape.models.base import Adaptive, BlocksOutput, OnBlock
+from adatape.models.registry import register
+
+
+class Plain(Adaptive):
+    """The wrapped ViT unchanged, the baseline of all comparisons."""
+
+    any_backbone: ClassVar[bool] = True
+
+    def forward_blocks(self, x: Tensor, on_block: OnBlock, key: Tensor | None) -> BlocksOutput:  # noqa: ARG002
+        tokens, rope = self.embed_with_rope(x)
+        tokens = self.run_plain_blocks(tokens, rope, len(self.vit.blocks), on_block)
+        return BlocksOutput(tokens, ponder=tokens.new_zeros(tokens.shape[0]))
 
 
 def sincos2d(height: int, breadth: int, width: int) -> Float[Tensor, "n width"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal
 
 from adatape.config import Engine, Experiment, Optimizer
@@ -31,10 +32,8 @@ def imagenet(
     Not run here: ImageNet was not available. The paper reports 73.6 (Ti), 79.5 (S) and 80.8 % (B).
     """
     light = size == "tiny"
-    augment = Augment(
-        crop="inception",
-        area=INCEPTION.area,
-        flip=True,
+    augment = dataclasses.replace(
+        INCEPTION,
         randaug=2,
         magnitude=10.0 if light else 15.0,
         mixup=0.2 if light else 0.5,
@@ -66,7 +65,7 @@ def plainvit(
     torchrun --nproc-per-node 8 -m adatape train plainvit --path /data/imagenet --epochs 90 --out runs/plain
     Not run here: ImageNet was not available. They report 76.5 % for S/16 after 90 epochs.
     """
-    augment = Augment(crop="inception", area=INCEPTION.area, flip=True, randaug=2, magnitude=10.0, mixup=0.2)
+    augment = dataclasses.replace(INCEPTION, randaug=2, mixup=0.2)
     return Experiment(
         recipe="plainvit",
         data=_data(source, path, augment, validate_on=0.01),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from adatape.config import ImageModel
+from adatape.config import SIZES, ImageModel
 
 Size = Literal["tiny", "small", "base"]
 System = Literal[
@@ -20,23 +20,11 @@ PONDER_WEIGHTS: dict[System, float] = {
     "ponder": 0.01,
 }
 AVIT_PRIOR = 200.0  # alpha_d / alpha_p = 0.1 / 5e-4
-FAMILIES: dict[System, str] = {
-    "adatape": "adatape_{size}_patch16_224",
+# Of systems that are not called SYSTEM_SIZE_patch16_224.
+NAMES: dict[System, str] = {
     "adatape-learn": "adatape_{size}_patch16_224",
-    "plainvit": "plainvit_{size}_patch16_224",
-    "vit": "vit_{size}_patch16_224",
-    "deit": "deit_{size}_patch16_224",
     "vit3ffn": "vit3ffn_base_patch28_224",
     "ut": "ut_tiny_patch16_224",
-    "u2t": "u2t_{size}_patch16_224",
-    "uvit": "uvit_{size}_patch16_224",
-    "avit": "avit_{size}_patch16_224",
-    "ponder": "ponder_{size}_patch16_224",
-}
-SHAPES: dict[Size, dict[str, int]] = {
-    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
-    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
-    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
 }
 
 
@@ -50,15 +38,15 @@ def image_model(
     elif system == "adatape-learn":
         options |= {"bank": "learn", "bank_size": bank_size, **tape}
     elif system == "vit3ffn":
-        options |= SHAPES[size]
+        options |= SIZES[size]
     elif system == "ut":
-        options |= {**SHAPES[size], "depth": 1}
+        options |= {**SIZES[size], "depth": 1}
     elif system == "avit":
         options |= {"prior_weight": AVIT_PRIOR}
     elif system == "deit":
         options |= {"drop_path_rate": 0.1}
     given = {name: value for name, value in options.items() if value is not None}
-    return ImageModel(FAMILIES[system].format(size=size), given)
+    return ImageModel(NAMES.get(system, f"{system}_{size}_patch16_224").format(size=size), given)
 
 
 def ponder_weight(system: System) -> float:

@@ -42,11 +42,9 @@ def write_bench(
             out.parent.mkdir(parents=True, exist_ok=True)
             write(out, {"environment": found, "settings": settings, "rows": merged(before, rows)})
     every = merged(before, rows)
-    picture = _draw(plot, every) if plot else None
+    picture = None
+    if plot:
+        from adatape.report.pictures.speed import draw_speed  # a machine that measures may lack matplotlib
+
+        picture = draw_speed(plot, every)
     return BenchResult(found, settings, rows if asked.rounds else every, out, picture)
-
-
-def _draw(path: Path, rows: Sequence[Row]) -> Path | None:
-    from adatape.report.pictures.speed import draw_speed  # a machine that measures may lack matplotlib
-
-    return draw_speed(path, rows)

@@ -26,7 +26,7 @@ from adatape.evaluate.result import Result, to_plain
 from adatape.models.base import Adaptive
 from adatape.recipes.haystack import haystack
 from adatape.recipes.parity import System, parity_small
-from adatape.report.figures import draw_demo
+from adatape.report.figures import draw_parity
 from adatape.report.pictures.haystack import draw_haystack
 from adatape.train.folder import load_run, new_folder, write
 from adatape.train.launch import describe
@@ -55,7 +55,10 @@ def write_demo(
     out: Path = Path("runs/demo"), seed: int = 0, only: Part | None = None, progress: Progress = SILENT
 ) -> DemoResult:
     """Trains for about three minutes on two cores; writes pictures, `demo.json` and a run folder for each model."""
-    _clear(out)
+    if (out / "demo.json").is_file():
+        shutil.rmtree(out)
+    elif out.exists() and any(out.iterdir()):
+        raise FileExistsError(f"{out} exists and is no earlier demo; choose another --out or remove it")
     results: dict[str, dict[str, Any]] = {}
     pictures = []
     for part, write_part in PARTS.items():
@@ -73,7 +76,8 @@ def _write_parity(out: Path, seed: int, progress: Progress) -> tuple[dict[str, d
     results, curves = _train({system: parity_small(system=system, seed=seed) for system in SYSTEMS}, out, progress)
     experiment, model = load_run(out / "adatape")
     sample = parity_example(model, held_out_set(experiment.data.sequence_length or 0, SHOWN))
-    return results, draw_demo(out / "demo.png", curves, results["adatape"]["lengths"], *sample)
+    accuracy = {system: [(step, each.accuracy) for step, each in points] for system, points in curves.items()}
+    return results, draw_parity(out / "demo.png", accuracy, results["adatape"]["lengths"], sample)
 
 
 def _write_haystack(out: Path, seed: int, progress: Progress) -> tuple[dict[str, dict[str, Any]], Path]:
@@ -115,38 +119,21 @@ def _train(
             trainers[name] = Trainer(experiment)
             curves[name] = [(0, trainers[name].evaluate())]
             seconds[name] = 0.0
-        _train_in_turns(trainers, curves, seconds, progress)
+        steps = {name: experiment.optimizer.steps for name, experiment in experiments.items()}
+        notes = dict.fromkeys(trainers, "")
+        while any(trainer.step < steps[name] for name, trainer in trainers.items()):
+            for name, trainer in trainers.items():
+                began = time.perf_counter()
+                for _ in trainer.train(trainer.experiment.evaluate_every):
+                    progress.update(name, trainer.step, steps[name], notes[name])
+                seconds[name] += time.perf_counter() - began
+                found = trainer.evaluate()
+                curves[name].append((trainer.step, found))
+                notes[name] = describe(found)
+                progress.update(name, trainer.step, steps[name], notes[name])
         results: dict[str, Any] = {}
         for name, trainer in trainers.items():
             lines = [json.dumps({"kind": "validation", "step": step, **plain(each)}) for step, each in curves[name]]
             (out / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
             results[name] = finalize(trainer, out / name, seconds[name])
     return results, curves
-
-
-def _train_in_turns(
-    trainers: dict[Any, Trainer],
-    curves: dict[Any, list[tuple[int, Score]]],
-    seconds: dict[Any, float],
-    progress: Progress,
-) -> None:
-    steps = {name: trainer.experiment.optimizer.steps for name, trainer in trainers.items()}
-    notes = dict.fromkeys(trainers, "")
-    while any(trainer.step < steps[name] for name, trainer in trainers.items()):
-        for name, trainer in trainers.items():
-            began = time.perf_counter()
-            for _ in trainer.train(trainer.experiment.evaluate_every):
-                progress.update(name, trainer.step, steps[name], notes[name])
-            seconds[name] += time.perf_counter() - began
-            found = trainer.evaluate()
-            curves[name].append((trainer.step, found))
-            notes[name] = describe(found)
-            progress.update(name, trainer.step, steps[name], notes[name])
-
-
-def _clear(out: Path) -> None:
-    """Removes an earlier demo, and nothing else."""
-    if (out / "demo.json").is_file():
-        shutil.rmtree(out)
-    elif out.exists() and any(out.iterdir()):
-        raise FileExistsError(f"{out} exists and is no earlier demo; choose another --out or remove it")

@@ -15,10 +15,17 @@ from adatape.banks import InputBank, LearnedBank
 from adatape.config import Budget, Experiment, ImageModel
 from adatape.data.parity import Sequences, held_out_set
 from adatape.data.sets import LabelledSet, open_set
-from adatape.evaluate.accuracy import Score
 from adatape.evaluate.device import pick_device
 from adatape.evaluate.progress import SILENT, Progress, with_progress
-from adatape.evaluate.reading import Reads, collect, inputs_at, parity_example, spread_batches, taken_counts
+from adatape.evaluate.reading import (
+    ParityExample,
+    Reads,
+    collect,
+    inputs_at,
+    parity_example,
+    spread_batches,
+    taken_counts,
+)
 from adatape.evaluate.result import Result
 from adatape.models.base import Adaptive
 from adatape.report.gallery import COLUMNS, ROWS, Grid, draw_gallery, easiest_first, varied
@@ -86,18 +93,14 @@ def write_figures(
     done = Finished(folder, experiment, test, model, place, samples, reads, metrics.lines)
     with write_lock(folder):
         paths = [path for draw in with_progress(DRAWN, "figures", len(DRAWN), progress) for path in draw(done)]
-    drawn = {path.stem: path for path in paths}
+    drawn = {path.stem: path for path in paths if path is not None}
     facts = folder / METRICS, len(metrics.damaged), experiment.model.budget
     return FiguresResult(folder, done.out, drawn, len(reads.label), *facts)
 
 
-def _those(path: Path | None) -> list[Path]:
-    return [] if path is None else [path]
-
-
-def _training(run: Finished) -> list[Path]:
+def _training(run: Finished) -> list[Path | None]:
     title = f"{run.experiment.recipe}, {model_name(run.experiment)}"
-    return _those(draw_training(run.out / "training.png", run.lines, title))
+    return [draw_training(run.out / "training.png", run.lines, title)]
 
 
 def _parity(run: Finished) -> list[Path]:
@@ -108,40 +111,27 @@ def _parity(run: Finished) -> list[Path]:
     curve = [(line["step"], line["accuracy"]) for line in lines if known(line, "accuracy")]
     example = parity_example(run.model, Sequences(*(each.to(run.device) for each in held_out_set(length, TELLING))))
     lengths = torch.bincount(run.reads.length).tolist()
-    return [_draw_parity(run.out / "parity.png", {"adatape": curve}, lengths, *example)]
+    return [draw_parity(run.out / "parity.png", {"adatape": curve}, lengths, example)]
 
 
-def _heatmap(run: Finished) -> list[Path]:
-    bank = getattr(run.model, "bank", None)
-    if not isinstance(bank, InputBank) or not run.has_tape:
-        return []
-    counts = taken_counts(run.reads, bank.size).numpy()
-    shape = (run.out / "heatmap.png", counts, tuple(bank.h1.grid_size), len(run.reads.label), bank.patch)
-    return [draw_heatmap(*shape)]
-
-
-def _long_tail(run: Finished) -> list[Path]:
-    bank = getattr(run.model, "bank", None)
-    if not isinstance(bank, InputBank | LearnedBank) or not run.has_tape:
-        return []
-    counts = taken_counts(run.reads, bank.size).sum(0).numpy()
-    learned = isinstance(bank, LearnedBank)
-    return [draw_long_tail(run.out / "long_tail.png", counts, len(run.reads.label), learned)]
-
-
-def _lengths(run: Finished) -> list[Path]:
+def _tape(run: Finished) -> list[Path]:
+    """Which bank tokens are read, and how many of them by which samples."""
     if not run.has_tape:
         return []
-    reads = run.reads
-    return [draw_lengths_by_answer(run.out / "lengths.png", reads.length.numpy(), reads.right.numpy())]
-
-
-def _lengths_by_class(run: Finished) -> list[Path]:
-    if not run.has_tape or not run.test.of_images:
-        return []
-    reads = run.reads
-    names = reads.names(run.test.names)
-    return [draw_lengths_by_class(run.out / "lengths_by_class.png", reads.length.numpy(), reads.label.numpy(), names)]
+    bank, reads, samples = getattr(run.model, "bank", None), run.reads, len(run.reads.label)
+    lengths, right, drawn = reads.length.numpy(), reads.right.numpy(), []
+    if isinstance(bank, InputBank | LearnedBank):
+        counts = taken_counts(reads, bank.size).numpy()
+        if isinstance(bank, InputBank):
+            shape = tuple(bank.h1.grid_size)
+            drawn.append(draw_heatmap(run.out / "heatmap.png", counts, shape, samples, bank.patch))
+        learned = isinstance(bank, LearnedBank)
+        drawn.append(draw_long_tail(run.out / "long_tail.png", counts.sum(0), samples, learned))
+    drawn.append(draw_lengths_by_answer(run.out / "lengths.png", lengths, right))
+    if run.test.of_images:
+        names = reads.names(run.test.names)
+        drawn.append(draw_lengths_by_class(run.out / "lengths_by_class.png", lengths, reads.label.numpy(), names))
+    return drawn
 
 
 def _galleries(run: Finished) -> list[Path]:
@@ -177,20 +167,11 @@ def _extremes(run: Finished) -> tuple[str, str]:
     return ("least work", "most work") if adapts else ("surest answers", "least sure answers")
 
 
-def _quality(run: Finished) -> list[Path]:
-    return _those(draw_budgets(run.out / "quality.png", budget_rows(run.out / BUDGETS)))
+def _quality(run: Finished) -> list[Path | None]:
+    return [draw_budgets(run.out / "quality.png", budget_rows(run.out / BUDGETS))]
 
 
-DRAWN: tuple[Callable[[Finished], list[Path]], ...] = (
-    _training,
-    _parity,
-    _heatmap,
-    _long_tail,
-    _lengths,
-    _lengths_by_class,
-    _galleries,
-    _quality,
-)
+DRAWN: tuple[Callable[[Finished], Sequence[Path | None]], ...] = (_training, _parity, _tape, _galleries, _quality)
 
 
 def budget_rows(path: Path) -> list[dict[str, Any]]:
@@ -202,14 +183,11 @@ def budget_rows(path: Path) -> list[dict[str, Any]]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     rows = found.get("rows", []) if isinstance(found, dict) else found
-    known = {"samples": samples} if (samples := _samples(found)) else {}
-    return [{**known, **row} for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def _samples(found: Any) -> int:
-    """How many the accuracies are of, which the histogram of lengths tells; 0 where it is not known."""
+    # How many the accuracies are of, which the histogram of lengths tells.
     counts = found.get("lengths") if isinstance(found, dict) else None
-    return sum(counts) if isinstance(counts, list) and all(isinstance(count, int) for count in counts) else 0
+    counts = counts if isinstance(counts, list) and all(isinstance(count, int) for count in counts) else []
+    known = {"samples": sum(counts)} if counts else {}
+    return [{**known, **row} for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def model_name(experiment: Experiment) -> str:
@@ -220,21 +198,8 @@ def model_name(experiment: Experiment) -> str:
     return "adatape" if model.reading else "ut" if model.universal else "transformer"
 
 
-def draw_demo(
-    path: Path,
-    curves: Mapping[Any, Sequence[tuple[int, Score]]],
-    lengths: Sequence[int],
-    symbols: Sequence[int],
-    pairs: Sequence[Sequence[int]],
-    weights: Sequence[Sequence[float]],
-    answer: int,
-) -> Path:
+def draw_parity(path: Path, curves: Mapping[Any, Points], lengths: Sequence[int], example: ParityExample) -> Path:
     """Learning curves, tape lengths, and one sequence with its pairs as the reader took them."""
-    accuracy = {system: [(step, each.accuracy) for step, each in points] for system, points in curves.items()}
-    return _draw_parity(path, accuracy, lengths, symbols, pairs, weights, answer)
-
-
-def _draw_parity(path: Path, curves: Mapping[Any, Points], lengths: Sequence[int], *example: Any) -> Path:
     figure = Figure(figsize=(11, 7.2), layout="constrained", facecolor="white")
     grid = figure.add_gridspec(2, 3, height_ratios=(1, 1.25))
     if varies := sum(count > 0 for count in lengths) > 1:

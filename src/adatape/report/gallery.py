@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from adatape.evaluate.reading import Reads
-from adatape.report.pictures.style import ALERT, FAINT, INK, picture, shortened
+from adatape.report.pictures.style import ALERT, FAINT, INK, draw_image, picture, shortened
 
 COLUMNS, ROWS = 4, 3
 NUMBERED = 16  # patches along a side above which only the heaviest of a step has its number
@@ -70,22 +70,13 @@ def draw_gallery(
         for axes in every:
             axes.axis("off")
         for axes, place in zip(every, places, strict=False):
-            _draw_image(axes, images[place], 1.0 if grid is None or grid.columns <= NUMBERED else DIMMED)
+            draw_image(axes, images[place], 1.0 if grid is None or grid.columns <= NUMBERED else DIMMED)
             if grid is not None:
                 _outline(axes, reads, place, images[place], grid)
             if windows is not None:
                 _outline_windows(axes, reads, place, images[place], windows)
             _caption(axes, reads, place, names)
     return path
-
-
-def _draw_image(axes: Axes, image: Float[Tensor, "c h w"], light: float) -> None:
-    """Pixels as they were before scaling to [-1, 1], dimmed to `light`; a single channel is grey."""
-    pixels = ((image.float() + 1) / 2 * light).clamp(0, 1).permute(1, 2, 0).numpy()
-    if pixels.shape[2] not in (1, 3):
-        pixels = pixels.mean(2, keepdims=True)
-    small = pixels.shape[0] < 100
-    axes.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest" if small else "antialiased")
 
 
 def _outline(axes: Axes, reads: Reads, place: int, image: Tensor, grid: Grid) -> None:

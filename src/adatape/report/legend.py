@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -66,13 +67,10 @@ def rank(figure: str) -> tuple[int, str]:
 def legend(columns: Iterable[str]) -> list[str]:
     """One line that explains those of the columns that need it; none where no column does."""
     known = [f"{name}: {LEGEND[name]}" for name in dict.fromkeys(columns) if name in LEGEND]
-    batches = [f"{name}: for one image of a batch of {name[6:]}" for name in columns if _is_batch(name)]
+    sizes = [name.removeprefix("ms of ") for name in columns if re.fullmatch(r"ms of \d+", name)]
+    batches = [f"ms of {size}: for one image of a batch of {size}" for size in sizes]
     return ["; ".join(known + batches)] if known or batches else []
 
 
 def budget_text(budget: Budget) -> str:
     return f"steps {budget.steps}" + ("" if budget.threshold is None else f", threshold {budget.threshold:.3g}")
-
-
-def _is_batch(name: str) -> bool:
-    return name.startswith("ms of ") and name[6:].isdigit()

@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from adatape.config import to_dict
 from adatape.evaluate.paper_comparison import shape_of
 from adatape.evaluate.result import FIGURE_NAMES, Result, main_figure
@@ -28,11 +26,10 @@ from adatape.report.runs import (
     written,
 )
 from adatape.report.table import Table
-from adatape.train.files import atomic_write
+from adatape.train.files import atomic_write, template
 from adatape.train.folder import missing_weights
 
 GENERATOR = '<meta name="generator" content="adatape report">'
-TEMPLATE = "template.html"
 
 
 @dataclass(frozen=True)
@@ -63,14 +60,7 @@ def write_report(folders: Sequence[Path], out: Path = Path("runs/report.html")) 
 
 def _page(groups: Sequence[Sequence[Run]], rows: Sequence[Row], skipped: dict[str, str]) -> str:
     runs = [run for group in groups for run in group]
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(TEMPLATE).render(
+    return template(Path(__file__).with_name("template.html"), autoescape=True).render(
         many=f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}",
         now=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         results=results_table(rows),

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adatape.config import Experiment, to_dict
-from adatape.evaluate.paper_comparison import paper_accuracy, paper_costs, same_system, shape_of, system_of
+from adatape.evaluate.catalogue import list_paper_models
+from adatape.evaluate.paper_comparison import paper_accuracy, paper_systems, same_system, shape_of, system_of
 from adatape.evaluate.result import main_figure, work_unit
 from adatape.report.table import Table
 from adatape.train.folder import RESULT, load_config, load_result
@@ -146,14 +147,15 @@ def paper_cost_table(groups: Sequence[Sequence[Run]]) -> Table:
     experiments = [group[0].experiment for group in groups]
     cells = [
         [
-            row.label,
-            f"{row.parameters:.3f}",
-            "–" if row.paper_parameters is None else f"{row.paper_parameters:.1f}",
-            f"{row.gflops:.3f}",
-            "–" if row.paper_gflops is None else f"{row.paper_gflops:.3f}",
-            row.note,
+            label,
+            f"{ours.parameters / 1e6:.3f}",
+            "–" if theirs.parameters is None else f"{theirs.parameters:.1f}",
+            f"{ours.gflops:.3f}",
+            "–" if theirs.gflops is None else f"{theirs.gflops:.3f}",
+            theirs.note,
         ]
-        for row in paper_costs(experiments)
+        for label, ours in list_paper_models(paper_systems(experiments)).models.items()
+        if (theirs := ours.paper)
     ]
     same = sorted({row.label for each in experiments if (row := same_system(each))})
     which = f"these have the paper's size: {', '.join(same)}" if same else "none has the paper's size"

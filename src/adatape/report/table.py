@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from adatape.train.files import template
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -61,21 +64,10 @@ class Table:
         return "\n\n".join(part for part in (title, table, *map(_markdown, self.notes)) if part) + "\n"
 
     def to_html(self) -> Markup:
-        """Notes stand above, where they stay put if the table scrolls sideways."""
         from markupsafe import Markup
 
-        def line(tag: str, cells: Sequence[str]) -> Markup:
-            kinds = [Markup(' class="word"') if n in self.words else "" for n in range(len(cells))]
-            pairs = zip(kinds, map(one_line, cells), strict=True)
-            inside = Markup("").join(Markup(f"<{tag}{{}}>{{}}</{tag}>").format(*pair) for pair in pairs)
-            return Markup("<tr>{}</tr>").format(inside)
-
-        notes = Markup("").join(Markup('<p class="faint">{}</p>\n').format(note) for note in self.notes)
-        title = Markup("<caption>{}</caption>").format(one_line(self.title)) if self.title else ""
-        body = Markup("\n").join(line("td", row) for row in self.rows)
-        table = Markup("<table>{}<thead>{}</thead>\n<tbody>{}</tbody></table>")
-        table = table.format(title, line("th", self.columns), body)
-        return Markup('{}<div class="wide" tabindex="0">{}</div>').format(notes, table)
+        page = template(Path(__file__).with_name("table.html"), autoescape=True)
+        return Markup(page.render(table=self, one_line=one_line))
 
 
 def one_line(text: str) -> str:

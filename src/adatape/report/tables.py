@@ -268,18 +268,15 @@ def bench_table(found: BenchResult) -> Table:
         )
         for row in rows
     ]
+    full = any(row.get("full_tape") for row in rows)
     columns = ("model", "mode", "batch", "ms (min–max)", "reference", "speed (min–max)", "FLOPs")
     notes = [
         f"speed, FLOPs: reference ÷ model{'; memory: model ÷ reference' if remembers else ''}",
-        *(["full tape: nothing halts early; other rows are of models as they are built"] * any(map(_full_tape, rows))),
+        *(["full tape: nothing halts early; other rows are of models as they are built"] if full else []),
         *dict.fromkeys(f"{name_of(row)}: {row['error']}" for row in rows if row["error"]),
         *(f"{what}: {path}" for what, path in (("results", found.out), ("picture", found.picture)) if path),
     ]
     return _explained((*columns, *(["memory"] if remembers else [])), cells, _bench_title(found), notes, words=(0, 1))
-
-
-def _full_tape(row: dict[str, Any]) -> bool:
-    return bool(row.get("full_tape"))
 
 
 def _bench_title(found: BenchResult) -> str:

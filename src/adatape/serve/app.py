@@ -12,11 +12,11 @@ import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
-from torch import Tensor
 
 from adatape.data.augment import uncropped
 from adatape.data.letterbox import unboxed
@@ -32,19 +32,6 @@ from adatape.serve.service import Limits, Service
 from adatape.serve.uploads import read_form
 
 PAGE = Path(__file__).parent / "page"
-PATHS = (
-    "/v1/classify",
-    "/v1/model",
-    "/v1/heatmap",
-    "/v1/examples",
-    "/v1/parity",
-    "/healthz",
-    "/readyz",
-    "/metrics",
-    "/",
-)
-
-
 JSON = "application/json"
 PRESENT = 0.5  # probability above which a label is said to be there, where there may be several
 BYTES_A_SYMBOL, BYTES_AROUND = 16, 1024  # of a sequence as JSON, spaces and line ends included
@@ -79,13 +66,16 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _one_line)  # type: ignore[arg-type]
     _add_model_paths(app, service)
     _add_watching_paths(app, service)
-    static = _add_page(app)
+    paths = {"/", *(route.path for route in app.routes if isinstance(route, APIRoute))}
+    app.mount("/", StaticFiles(directory=PAGE, html=True))
     # The last added is the outermost: what the token or the limit refuses is counted too.
     app.add_middleware(BodyLimit, bodies=service.bodies)
     if token is not None:
-        app.add_middleware(Token, token=token, open_paths={"/healthz", "/readyz", *static})
+        # The page's own files hold no secret, and a browser cannot send a token to open them.
+        static = {f"/{path.relative_to(PAGE).as_posix()}" for path in PAGE.rglob("*") if path.is_file()}
+        app.add_middleware(Token, token=token, open_paths={"/", "/healthz", "/readyz", *static})
     app.add_middleware(Hosts, names=hosts)
-    app.add_middleware(Counted, metrics=service.metrics, paths=PATHS)
+    app.add_middleware(Counted, metrics=service.metrics, paths=paths)
     return app
 
 
@@ -166,12 +156,6 @@ def _add_watching_paths(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _add_page(app: FastAPI) -> set[str]:
-    """Gives the page's own paths: they hold no secret, and a browser cannot send a token to open them."""
-    app.mount("/", StaticFiles(directory=PAGE, html=True))
-    return {"/", *(f"/{path.relative_to(PAGE).as_posix()}" for path in PAGE.rglob("*") if path.is_file())}
-
-
 def _told(service: Service, picture: Picture, answer: Answer, top: int, tape: bool) -> dict[str, Any]:
     names = service.served.classes
     ranked = zip(answer.order[:top], answer.probability[:top], strict=True)
@@ -197,7 +181,8 @@ def _with_boxes(service: Service, tape: list[dict[str, Any]], picture: Picture) 
     model, size = service.served.model, service.served.size
     if isinstance(size, int) and model.window_grid() is None:
         return tape
-    found = model.tape_boxes(_indices(tape), (size, size) if isinstance(size, int) else size)
+    indices = torch.tensor([step["index"] for step in tape])
+    found = model.tape_boxes(indices, (size, size) if isinstance(size, int) else size)
     if found is None:
         return tape
     shape = picture.height, picture.width
@@ -206,10 +191,6 @@ def _with_boxes(service: Service, tape: list[dict[str, Any]], picture: Picture) 
         for step in found.tolist()
     ]
     return [{**step, "box": box} for step, box in zip(tape, boxes, strict=True)]
-
-
-def _indices(tape: list[dict[str, Any]]) -> Tensor:
-    return torch.tensor([step["index"] for step in tape])
 
 
 async def _short_body(request: Request, length: int) -> bytes:

@@ -14,20 +14,11 @@ DISCARDED = 8  # times the limit that is read and thrown away, so that a client 
 REST = 256_000  # bytes that are read for the same reason where there is no room: more would be what the refusal spares
 
 
-class TooLarge(Exception):  # noqa: N818
-    """One body is over the limit."""
+class Refused(Exception):  # noqa: N818
+    """Why a body is not read to its end, and how many bytes more are read before its sender is told."""
 
-
-class TooMuch(Exception):  # noqa: N818
-    """All bodies together are, or those of one client are over what is left for the others."""
-
-
-class TooSlow(Exception):  # noqa: N818
-    """A body came in below the least rate."""
-
-
-class Stopped(Exception):  # noqa: N818
-    """The server shuts down and does not wait for what is still on its way."""
+    def __init__(self, status: int, reason: str, *headers: tuple[bytes, bytes], discarded: int = 0) -> None:
+        self.status, self.reason, self.headers, self.discarded = status, reason, list(headers), discarded
 
 
 class Bodies:
@@ -67,26 +58,14 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        body, most = _Body(receive, client_of(scope), self.bodies), self.bodies.most
-        alone = not self.bodies.room.held(body.client)
+        body = _Body(receive, client_of(scope), self.bodies)
         announced = header(scope, b"content-length")
         try:
-            if announced.isdigit() and int(announced) > most:
-                raise TooLarge
+            body.check_size(int(announced) if announced.isdigit() else 0)
             await self.app(scope, body.receive, send)
-        except TooLarge:
-            await body.discard(most * DISCARDED)
-            await refuse(send, 413, f"the body is over {most:,} bytes, which is the limit")
-        except TooMuch:
-            own = body.given_up or not alone
-            await body.discard(REST)
-            status, whose = (429, "too many uploads of yours") if own else (503, "too many uploads")
-            await refuse(send, status, f"{whose} at once; try again", [RETRY, CLOSE])
-        except TooSlow:
-            least = f"less than {self.bodies.least_rate:,.0f} bytes a second for {self.bodies.grace:g} s"
-            await refuse(send, 408, f"the body came in at {least}", [CLOSE])
-        except Stopped:
-            await refuse(send, 503, "the server is shutting down", [RETRY, CLOSE])
+        except Refused as refused:
+            await body.discard(refused.discarded)
+            await refuse(send, refused.status, refused.reason, refused.headers)
         finally:
             body.forget()
 
@@ -100,17 +79,22 @@ class _Body:
         # Bodies that came together must not all end in the same moment: answering them would hold up the others.
         self._patience = self._grace = bodies.grace * random.uniform(1, 1.5)
         self._timeout: asyncio.Timeout | None = None
+        self._alone = not bodies.room.held(client)
         bodies.arriving.add(self)
+
+    def check_size(self, size: int) -> None:
+        most = self.bodies.most
+        if size > most:
+            raise Refused(413, f"the body is over {most:,} bytes, which is the limit", discarded=most * DISCARDED)
 
     async def receive(self) -> Message:
         message = await self._next()
         size = len(message.get("body", b""))
         self.size += size
-        if self.size > self.bodies.most:
-            raise TooLarge
+        self.check_size(self.size)
         while not self.bodies.room.take(self.client, size):
             if not self.bodies.make_room(self.client, size):
-                raise TooMuch
+                raise self._too_much()
         self.kept += size
         return message
 
@@ -121,7 +105,7 @@ class _Body:
         try:
             while not self.ended and most > 0:
                 most -= len((await self._next()).get("body", b""))
-        except (TooSlow, Stopped):
+        except Refused:
             return
 
     def give_up(self) -> None:
@@ -143,9 +127,15 @@ class _Body:
 
     def _check(self) -> None:
         if self.bodies.stopped:
-            raise Stopped
+            raise Refused(503, "the server is shutting down", RETRY, CLOSE)
         if self.given_up:
-            raise TooMuch
+            raise self._too_much()
+
+    def _too_much(self) -> Refused:
+        """All bodies together are over the limit, or those of one client over what is left for the others."""
+        own = self.given_up or not self._alone
+        status, whose = (429, "too many uploads of yours") if own else (503, "too many uploads")
+        return Refused(status, f"{whose} at once; try again", RETRY, CLOSE, discarded=REST)
 
     async def _next(self) -> Message:
         if self.ended:  # what comes next is that the client leaves, for which it has all the time
@@ -157,7 +147,8 @@ class _Body:
                 message = await self._receive()
         except TimeoutError as error:
             self._check()
-            raise TooSlow from error
+            least = f"less than {self.bodies.least_rate:,.0f} bytes a second for {self.bodies.grace:g} s"
+            raise Refused(408, f"the body came in at {least}", CLOSE) from error
         finally:
             self._timeout = None
         waited = asyncio.get_running_loop().time() - began

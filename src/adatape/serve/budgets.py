@@ -64,7 +64,8 @@ def within_latency(
         raise ValueError(f"latency_ms is {wanted}; it must be a finite number above 0")
     fitting = [steps for steps, ms in latency.items() if ms <= wanted]
     if not fitting:
-        raise ValueError(f"latency_ms is {wanted}; the least possible here is {_up(min(latency.values()))}")
+        least = math.ceil(100 * min(latency.values())) / 100  # rounded up, so that asking for it succeeds
+        raise ValueError(f"latency_ms is {wanted}; the least possible here is {least}")
     steps = max(fitting, key=lambda each: each or 0)
     return None if steps is None else budget_at(model, steps, default)
 
@@ -78,11 +79,6 @@ def measured_budgets(model: Adaptive) -> list[Budget | None]:
     doubling = {least, *(2**n for n in range(most.bit_length()) if least <= 2**n <= most), most}
     steps = range(least, most + 1) if most - least < MEASURED else sorted(doubling)
     return [scaled_budget(model, each) for each in steps]
-
-
-def _up(ms: float) -> float:
-    """Rounded so that asking for what the message names succeeds."""
-    return math.ceil(ms * 100) / 100
 
 
 def as_dict(budget: Budget | None) -> dict[str, float | None]:

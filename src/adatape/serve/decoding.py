@@ -79,7 +79,10 @@ class Decoders:
         for file in files:
             opened = open_upload(file.content, file.name)
             pixels = _pixels([opened])
-            self._check(before + _pixels(found) + pixels)
+            together = before + _pixels(found) + pixels
+            if together > self.most_pixels:
+                most = f"at most {self.most_pixels:,} are decoded for a request"
+                raise HTTPException(422, f"the images have {together:,} pixels or more together; {most}")
             small = pixels <= SMALL
             found.append(self._decoded(opened, file.name) if small else opened)
             decoded += pixels if small else 0
@@ -89,11 +92,6 @@ class Decoders:
 
     def _decoded(self, opened: Image.Image, name: str) -> Picture:
         return picture(opened, name, self.channels, self.size, self.exif_orientation)
-
-    def _check(self, pixels: int) -> None:
-        if pixels > self.most_pixels:
-            most = f"at most {self.most_pixels:,} are decoded for a request"
-            raise HTTPException(422, f"the images have {pixels:,} pixels or more together; {most}")
 
     def close(self) -> None:
         self._small.close()

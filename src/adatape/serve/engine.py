@@ -19,7 +19,7 @@ from adatape.models.sequence import SymbolEmbed
 from adatape.records import Output
 from adatape.serve.budgets import measured_budgets
 
-WARM_UP, REPEATS, PATIENCE = 1, 15, 0.3  # runs unmeasured and measured, and seconds after which three must do
+REPEATS, PATIENCE = 15, 0.3  # runs that are measured, and seconds after which three must do
 
 
 class Answer(NamedTuple):
@@ -54,7 +54,9 @@ class Engine:
         bank = self.model.tape_bank()
         if isinstance(bank, SymbolEmbed):
             bank.size = samples[0].shape[0]  # a shorter sequence is a smaller bank, and costs less
-        self._set(budget)
+        if budget is not None and budget != self._current:
+            apply_budget(self.model, budget)
+            self._current = budget
         batch = torch.stack(list(samples)).to(self.device)
         output: Output = self.model(scaled(batch) if batch.dtype == torch.uint8 else batch, output=True)
         logits = output.logits.float().cpu()
@@ -62,20 +64,13 @@ class Engine:
         chances = logits.sigmoid() if self.sigmoid else logits.softmax(-1)
         probability, order = chances.sort(dim=-1, descending=True, stable=True)
         lengths = [0] * len(samples) if output.tape is None else output.tape.length.tolist()
+        most = 0 if output.tape is None or budget is None else budget.steps
         return [
-            Answer(ranked, sure, self.inputs + length, length, *read, self._halted(output, length, budget), gflops, ms)
+            Answer(ranked, sure, self.inputs + length, length, *read, length < most, gflops, ms)
             for ranked, sure, length, read, gflops in zip(
                 order.tolist(), probability.tolist(), lengths, _reads(output), self._gflops(output), strict=True
             )
         ]
-
-    def _set(self, budget: Budget | None) -> None:
-        if budget is not None and budget != self._current:
-            apply_budget(self.model, budget)
-            self._current = budget
-
-    def _halted(self, output: Output, length: int, budget: Budget | None) -> bool:
-        return output.tape is not None and budget is not None and length < budget.steps
 
     def _gflops(self, output: Output) -> list[float]:
         """The cost formula is asked once for each length of a bank's tape; other models count sample by sample."""
@@ -103,8 +98,7 @@ class Engine:
         return table
 
     def _median(self, sample: Tensor, budget: Budget | None) -> float:
-        for _ in range(WARM_UP):
-            self.answers([sample], budget)
+        self.answers([sample], budget)  # warms up
         taken: list[float] = []
         began = time.perf_counter()
         while len(taken) < 3 or (len(taken) < REPEATS and time.perf_counter() - began < PATIENCE):

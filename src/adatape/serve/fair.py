@@ -128,22 +128,16 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, client: Client, cost: float = 1.0) -> AsyncIterator[None]:
-        await self._granted(client, cost)
-        try:
-            yield
-        finally:
-            self._end(client)
-
-    async def _granted(self, client: Client, cost: float) -> None:
         grant: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append((grant, cost))
         self._wake()
         try:
             await grant
-        except asyncio.CancelledError:
-            if grant.done() and not grant.cancelled() and grant.exception() is None:  # granted just before
-                self._end(client)
-            raise
+            yield
+        finally:
+            if grant.done() and not grant.cancelled() and grant.exception() is None:  # else it was never granted
+                self.room.give(_network(client))
+                self._wake()
 
     def drop(self, client: Client, error: Exception) -> bool:
         """Ends the wait of the client's last request with an error; False where none waits."""
@@ -151,10 +145,6 @@ class Turns:
         if waiting:
             waiting[-1].set_exception(error)
         return bool(waiting)
-
-    def _end(self, client: Client) -> None:
-        self.room.give(_network(client))
-        self._wake()
 
     def _wake(self) -> None:
         while fitting := [client for client in self._waiting if self.room.fits(_network(client))]:

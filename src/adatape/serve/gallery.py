@@ -17,7 +17,7 @@ from adatape.banks import InputBank
 from adatape.config import Budget
 from adatape.data.decode import BrokenImage
 from adatape.data.imageset import ImageSet
-from adatape.evaluate.label_sets import numbered_sets, set_name
+from adatape.evaluate.reading import numbered_sets, set_name
 from adatape.serve.batcher import Batcher
 from adatape.serve.budgets import as_dict
 from adatape.serve.engine import Answer, Engine

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from adatape.banks import InputBank, LearnedBank
 from adatape.config import Budget, Experiment, ImageModel
-from adatape.data.decode import one_line
 from adatape.data.imageset import ImageSet
 from adatape.data.sets import open_set
 from adatape.data_config import Images, Megapixel, Parity, Scenes
@@ -23,15 +22,29 @@ from adatape.models.base import Adaptive
 from adatape.models.sequence import SymbolEmbed
 from adatape.serve.budgets import as_dict, served_range, tokens_a_step
 from adatape.serve.likeness import Reference, load_reference
-from adatape.serve.naming import architecture, display_name
 from adatape.serve.stops import Stop, bound, stops_of
 from adatape.train.folder import RESULT, WEIGHTS, load_config, load_finished, load_run, load_weights
 from adatape.train.task import build_image_model
 from adatape.train.trust import check_links
 from adatape.train.weights import read_weights
+from adatape.validation import one_line
 
 PACKAGED = {name: Path(__file__).parent / "models" / name for name in ("street", "digits")}
 EXAMPLES = "examples"  # folder of a run that stands for the test set of scenes
+METHODS = {
+    "Plain": "Transformer",
+    "Universal": "Universal Transformer",
+    "vit": "ViT",
+    "plainvit": "PlainViT",
+    "deit": "DeiT",
+    "vit3ffn": "ViT-3FFN",
+    "ut": "Universal Transformer",
+    "u2t": "U2T",
+    "uvit": "UViT",
+    "avit": "A-ViT",
+    "ponder": "PonderNet",
+}
+OWN_FILES = ("folder", "arrays", "shards", "scenes")  # sources that are named by where they lie
 STEM, HEAD = "vit.patch_embed.proj.weight", "vit.head.weight"
 
 
@@ -206,3 +219,32 @@ def _bank(model: Adaptive) -> dict[str, Any]:
         case None:
             return {"kind": None, "patch": None, "grid": None, "size": 0}
     return {"kind": "other", "patch": None, "grid": None, "size": bank.size}
+
+
+def display_name(experiment: Experiment, model: Adaptive) -> str:
+    """As in "AdaTape for digits, 8 × 8 pixels: patches of 4, bank of 16 patches of 2"."""
+    data, family = experiment.data, architecture(experiment, model).partition("_")[0]
+    reads = model.tape_bank() is not None or model.window_grid() is not None
+    method = "AdaTape" if reads else METHODS.get(family, family)
+    path, size = getattr(data, "path", None), data.image_size
+    named = Path(path).name if path and data.source in OWN_FILES else ""
+    shape = f"{data.sequence_length} symbols" if size is None else f"{size[1]} × {size[0]} pixels"
+    return f"{method} for {named or data.source}, {shape}: {_tokens(model)}"
+
+
+def architecture(experiment: Experiment, model: Adaptive) -> str:
+    """The name that the run's config.json gives to timm; the class for sequences, which have none."""
+    return experiment.model.name if isinstance(experiment.model, ImageModel) else type(model).__name__
+
+
+def _tokens(model: Adaptive) -> str:
+    patch, bank = getattr(model.vit.patch_embed, "patch_size", None), _bank(model)
+    read = f"bank of {bank['size']} tokens" if bank["size"] else "no bank"
+    match bank["kind"]:
+        case "windows":
+            read = f"bank of {bank['size']} windows of {bank['window']}"
+        case "input":
+            read = f"bank of {bank['size']} patches of {bank['patch']}" if bank["patch"] else "bank of the symbols"
+        case "learn":
+            read = f"bank of {bank['size']} learned tokens"
+    return f"{f'patches of {patch[0]}, ' if patch else ''}{read}"

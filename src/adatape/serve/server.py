@@ -120,7 +120,7 @@ def run_server(
     with _bound(host, port, token is not None) as listening:
         served, limits = load_served(folder, trust), Limits(queue=queue, batch=batch)
         app = create_app(served, device=pick_device(device), token=token, limits=limits, hosts={host, *hosts})
-        address = _address(host, listening.getsockname()[1])
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         thresholds = gc.get_threshold()
         gc.set_threshold(*GARBAGE)
         gc.collect()
@@ -176,10 +176,6 @@ def _bound(host: str, port: int, guarded: bool) -> socket.socket:
 def _is_loopback(address: str) -> bool:
     found = ipaddress.ip_address(address.partition("%")[0])
     return (getattr(found, "ipv4_mapped", None) or found).is_loopback
-
-
-def _address(host: str, port: int) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def most_connections() -> int:

@@ -6,14 +6,13 @@ import json
 import math
 import warnings
 from pathlib import Path
-from typing import Any
 
 from adatape.evaluate.budget import apply_budget, budget_at
 from adatape.evaluate.cost import NoCostFormula, cost, total
 from adatape.models.base import Adaptive
 from adatape.serve.budgets import served_range
 
-MEASURED = "figures/budgets.json"  # what `adatape eval RUN --budgets` writes
+FILE = "figures/budgets.json"  # what `adatape eval RUN --budgets` writes
 FIGURES = ("threshold", "accuracy", "mean_ap", "length_mean", "gflops_mean")
 MOST_STOPS = 128
 
@@ -63,13 +62,9 @@ def _bounds(model: Adaptive, every: range) -> dict[int, float | None]:
 
 def _measured(folder: Path) -> list[Stop]:
     try:
-        rows = json.loads((folder / MEASURED).read_text())["rows"]
+        rows = json.loads((folder / FILE).read_text())["rows"]
         found = [{name: None if row.get(name) is None else float(row[name]) for name in FIGURES} for row in rows]
         stops: list[Stop] = [{"steps": int(row["steps"]), **each} for row, each in zip(rows, found, strict=True)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return []
-    return [stop for stop in stops if _finite(stop)]
-
-
-def _finite(stop: dict[str, Any]) -> bool:
-    return all(value is None or math.isfinite(value) for value in stop.values())
+    return [stop for stop in stops if all(value is None or math.isfinite(value) for value in stop.values())]

@@ -52,7 +52,10 @@ async def read_form(request: Request, most_images: int) -> Form:
     fields: dict[str, Any] = {}
     for name, value in await _items(request, most_images):
         if name == "image":
-            files.append(await _file(value))
+            if isinstance(value, str):
+                raise HTTPException(422, "image is text; it must be a file")
+            with value.file:
+                files.append(File((value.filename or "image")[:80], value.file.read()))
         elif name not in FIELDS:
             raise HTTPException(422, f"{name[:40]!r} is no field; known are image, {', '.join(FIELDS)}")
         elif name in fields:
@@ -82,13 +85,6 @@ async def _items(request: Request, most_images: int) -> list[tuple[str, UploadFi
         raise HTTPException(422, f"the form cannot be read: {error.message}{most}") from error
     except ClientDisconnect as error:
         raise HTTPException(400, "the upload was cut off") from error
-
-
-async def _file(value: UploadFile | str) -> File:
-    if isinstance(value, str):
-        raise HTTPException(422, "image is text; it must be a file")
-    with value.file:
-        return File((value.filename or "image")[:80], value.file.read())
 
 
 def _parsed(name: str, value: UploadFile | str) -> Any:

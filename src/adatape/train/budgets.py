@@ -21,12 +21,10 @@ from adatape.evaluate.budget import (
     COSTS,
     LENGTHS,
     Point,
-    Rows,
     Target,
     apply_budget,
     budget_at,
     choose,
-    collect_rows,
     floors,
     frontier,
     grid,
@@ -38,6 +36,7 @@ from adatape.evaluate.budget import (
 )
 from adatape.evaluate.device import pick_device
 from adatape.evaluate.progress import SILENT, Progress, with_progress
+from adatape.evaluate.reading import Reads, collect
 from adatape.evaluate.result import FIGURE_NAMES, Result, main_figure
 from adatape.models.base import Adaptive
 from adatape.train.evaluate import test_batches
@@ -48,6 +47,7 @@ LARGE_BATCH = 64
 SINGLES = 8  # samples that are timed one by one
 SEARCHED = 5000  # samples that a search looks at, at most
 Batches = Callable[[], Iterator[Labelled]]
+Times = list[dict[int, float]]  # for each budget, milliseconds per image by the size of a batch
 
 
 class HeldOut(NamedTuple):
@@ -65,7 +65,7 @@ class MeasuredBudgets(NamedTuple):
     model: Adaptive
     device: torch.device
     points: list[Point]
-    usual: Rows
+    usual: Reads
     left_out: dict[int, str]
 
 
@@ -114,10 +114,7 @@ def measure_budgets(
     possible, left_out = _possible(model, asked, x)
     with _warned_once(model, possible):
         times = _times(model, possible, x, (1, x.shape[0]))
-        points = [
-            point(budget, _seen(model, budget, test_batches(experiment, None, place)), took)
-            for budget, took in with_progress(zip(possible, times, strict=True), "budgets", len(possible), progress)
-        ]
+        points = _points(model, possible, times, lambda: test_batches(experiment, None, place), progress)
         usual = _seen(model, trained_budget(model), test_batches(experiment, None, place))
     return MeasuredBudgets(experiment, model, place, points, usual, left_out)
 
@@ -128,7 +125,9 @@ def find_budget(
     """Finds the cheapest budget that meets a target on held-out data; nothing is written."""
     experiment, model, place = _loaded(folder, device, trust)
     held = _held_out(experiment, place)
-    points = _searched(model, _settings(model, held, target), held, progress)
+    settings = _settings(model, held, target)
+    times = _times(model, settings, _first(held.chosen_on(), SINGLES), (1,))
+    points = _points(model, settings, times, lambda: _limited(held.chosen_on()), progress)
     chosen = choose(points, target)
     reported = point(chosen.budget, _seen(model, chosen.budget, held.reported_on()), chosen.milliseconds)
     edge = [budget_row(each) for each in frontier(points, COSTS[target.name])]
@@ -169,11 +168,12 @@ def _settings(model: Adaptive, held: HeldOut, target: Target) -> list[Budget]:
     return found if found and length is not None else [*grid(model), *found]
 
 
-def _searched(model: Adaptive, settings: Sequence[Budget], held: HeldOut, progress: Progress) -> list[Point]:
-    times = _times(model, settings, _first(held.chosen_on(), SINGLES), (1,))
+def _points(
+    model: Adaptive, budgets: Sequence[Budget], times: Times, batches: Batches, progress: Progress
+) -> list[Point]:
     return [
-        point(budget, _seen(model, budget, _limited(held.chosen_on())), took)
-        for budget, took in with_progress(zip(settings, times, strict=True), "budgets", len(settings), progress)
+        point(budget, _seen(model, budget, batches()), took)
+        for budget, took in with_progress(zip(budgets, times, strict=True), "budgets", len(budgets), progress)
     ]
 
 
@@ -243,13 +243,12 @@ def _warned_once(model: Adaptive, budgets: Sequence[Budget]) -> Iterator[None]:
         yield
 
 
-def _seen(model: Adaptive, budget: Budget, batches: Iterable[Labelled]) -> Rows:
+def _seen(model: Adaptive, budget: Budget, batches: Iterable[Labelled]) -> Reads:
     apply_budget(model, budget)
-    return collect_rows(model, batches)
+    return collect(model, batches)
 
 
-def _times(model: Adaptive, budgets: Sequence[Budget], x: Tensor, sizes: Sequence[int]) -> list[dict[int, float]]:
-    """For each budget, milliseconds per image by the size of a batch."""
+def _times(model: Adaptive, budgets: Sequence[Budget], x: Tensor, sizes: Sequence[int]) -> Times:
     columns = [milliseconds_per_image(model, budgets, x[: SINGLES if size == 1 else size], size) for size in sizes]
     return [dict(zip(sizes, row, strict=True)) for row in zip(*columns, strict=True)]
 

@@ -22,9 +22,9 @@ from adatape.config import Experiment
 from adatape.train.checkpoint_storage import DamagedCheckpoint, LoadPlanner, Reader, Writer, plain_errors
 from adatape.train.identity import check_identity, identity
 from adatape.train.parallel import is_distributed, is_rank_zero, on_rank_zero
+from adatape.validation import first_few
 
 MANIFEST = "manifest.json"
-NAMED = 3  # keys named in an error message; further ones are counted
 
 
 def save(
@@ -119,7 +119,7 @@ def prune(folder: Path, keep: int = 2, upto: int | None = None) -> None:
         return
     folder = Path(folder)
     # Sizes are checked so that a truncated checkpoint does not displace a good one; hashing each time costs too much.
-    found = [path for path in _plausible(folder) if upto is None or _step(path) <= upto]
+    found = [path for path in checkpoints(folder) if (upto is None or _step(path) <= upto) and _has_its_sizes(path)]
     kept = {*found[-keep:], _best(found)}
     for path in _step_folders(folder) if found else []:
         if path not in kept:
@@ -222,10 +222,6 @@ def _checked_sizes(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _plausible(folder: Path) -> list[Path]:
-    return [path for path in checkpoints(folder) if _has_its_sizes(path)]
-
-
 def _has_its_sizes(path: Path) -> bool:
     try:
         _checked_sizes(path)
@@ -264,21 +260,15 @@ def _sync(path: Path) -> None:
 
 
 def _check_fit(path: Path, saved: dict[str, Any], wanted: dict[str, Tensor]) -> None:
-    both = [(name, saved[name], tensor) for name, tensor in wanted.items() if name in saved]
-    wrong = [
-        *(
-            f"checkpoint has {name} of shape {tuple(there.size)}; the model has {tuple(here.shape)}"
-            for name, there, here in both
-            if there.size != here.shape
-        ),
-        *(
-            f"checkpoint has {name} of {there.properties.dtype}; the model has {here.dtype}"
-            for name, there, here in both
-            if there.properties.dtype != here.dtype
-        ),
-        *(f"checkpoint lacks {name}" for name in wanted if name not in saved),
-        *(f"checkpoint has {name}, which the model lacks" for name in saved if name not in wanted),
-    ]
+    wrong = []
+    for name, here in wanted.items():
+        there = saved.get(name)
+        if there is None:
+            wrong.append(f"checkpoint lacks {name}")
+        elif there.size != here.shape:
+            wrong.append(f"checkpoint has {name} of shape {tuple(there.size)}; the model has {tuple(here.shape)}")
+        elif there.properties.dtype != here.dtype:
+            wrong.append(f"checkpoint has {name} of {there.properties.dtype}; the model has {here.dtype}")
+    wrong += [f"checkpoint has {name}, which the model lacks" for name in saved if name not in wanted]
     if wrong:
-        more = f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-        raise ValueError(f"{path} does not fit: {'; '.join(wrong[:NAMED])}{more}")
+        raise ValueError(f"{path} does not fit: {first_few(wrong)}")

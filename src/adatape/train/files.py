@@ -8,8 +8,12 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 PARTIAL = ".partial"
 _umask = os.umask(0)
@@ -49,3 +53,18 @@ def open_no_follow(path: Path, flags: int) -> int:
         os.close(handle)
         raise OSError(errno.EINVAL, f"{path} is not a regular file")
     return handle
+
+
+def template(path: Path, autoescape: bool) -> Template:
+    """A file of jinja2's, where lines of tags alone leave no line; a name that is not passed is an error."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(path.parent),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(path.name)

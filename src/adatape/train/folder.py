@@ -28,7 +28,7 @@ from adatape.train.lock import LOCK, command_line, write_lock
 from adatape.train.task import build_for
 from adatape.train.trust import check_links, untrusted
 from adatape.train.weights import expect_stamp, read_weights
-from adatape.validation import check_values, read_object, read_record
+from adatape.validation import check_values, first_few, read_object, read_record
 
 CHECKPOINTS = "checkpoints"
 WEIGHTS = Path(CHECKPOINTS) / "model.safetensors"
@@ -102,14 +102,10 @@ def prepare(out: Path, experiment: Experiment, device: str) -> None:
 
 
 def check_free(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(_is_other(path) for path in out.iterdir())):
+    # A run that is killed before its start leaves a lock and partial files.
+    if out.exists() and (not out.is_dir() or any(p.suffix != PARTIAL and p.name != LOCK for p in out.iterdir())):
         hint = f"`adatape train {out}` resumes it, or " if (out / "config.json").is_file() else ""
         raise FileExistsError(f"{out} exists and is not empty; {hint}choose another --out or remove it")
-
-
-def _is_other(path: Path) -> bool:
-    """Whether a file is not one that a run killed before its start leaves."""
-    return path.suffix != PARTIAL and path.name != LOCK
 
 
 def check_same(out: Path, experiment: Experiment) -> None:
@@ -168,13 +164,12 @@ def load_weights(model: Adaptive, path: Path, experiment: Experiment) -> None:
     """Loads weights; refuses those that are damaged, of another experiment, or of other shapes."""
     given, wanted = read_weights(path), model.state_dict()
     check_made_by(path, experiment)
-    shapes = [f"{name} is {tuple(given[name].shape)}, the model's {tuple(wanted[name].shape)}"
-              for name in given if name in wanted and given[name].shape != wanted[name].shape]  # fmt: skip
-    strange = [f"{name} is not in the model" for name in given if name not in wanted]
-    missing = [f"{name} is missing" for name in wanted if name not in given]
-    wrong = shapes + strange + missing
+    both = [(name, tuple(given[name].shape), tuple(wanted[name].shape)) for name in given if name in wanted]
+    wrong = [f"{name} is {here}, the model's {there}" for name, here, there in both if here != there]
+    wrong += [f"{name} is not in the model" for name in given if name not in wanted]
+    wrong += [f"{name} is missing" for name in wanted if name not in given]
     if wrong:
-        raise ValueError(f"{path} does not fit the model: {'; '.join(wrong[:3])}{' …' if len(wrong) > 3 else ''}")
+        raise ValueError(f"{path} does not fit the model: {first_few(wrong)}")
     model.load_state_dict(given)
 
 

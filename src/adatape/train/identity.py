@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from adatape import dropped
 from adatape.config import Experiment, to_dict
 from adatape.dropped import PLACES, is_dropped
+from adatape.validation import first_few
 
 NAMING = 1
 # Fields or records: current name -> name in the naming.
@@ -32,9 +33,7 @@ RENAMED = {f"model.{place}.{new}": f"model.{place}.{old}" for place in PLACES fo
 ADDED: dict[str, Any] = {"data.exif_orientation": False, "optimizer.new_lr": None, "model.scaling": "half"}
 # Removed fields, with the value that a record without them means.
 REMOVED: dict[str, Any] = {"model.reading.least": 0, "model.reading.uncut": 0, "model.reading.floor": 0.5}
-MAY_CHANGE = ("engine", "model.budget")
-SHOWN = 3  # differences shown in an error message; further ones are counted
-ABSENT = "absent"
+MAY_CHANGE = ("engine.", "model.budget.")
 
 
 class Identity(NamedTuple):
@@ -53,7 +52,8 @@ class Identity(NamedTuple):
 
 
 def identity(experiment: Experiment) -> Identity:
-    named = {_canonical_name(name): value for name, value in _leaves(to_dict(experiment)) if not _is_free(name)}
+    fields = leaves(to_dict(experiment))
+    named = {_canonical_name(name): value for name, value in fields if not f"{name}.".startswith(MAY_CHANGE)}
     records = {name.rpartition(".")[0] for name in named}
     named |= {name: value for name, value in REMOVED.items() if name.rpartition(".")[0] in records}
     missing = object()
@@ -62,17 +62,15 @@ def identity(experiment: Experiment) -> Identity:
 
 def check_identity(path: Path, stored: Any, wanted: Experiment, free: Iterable[str] = ()) -> None:
     """Refuses a file whose stored identity differs from `wanted` in a field that is not in `free`."""
-    theirs, ours = (_without_dropped(each.fields) for each in (_read(path, stored), identity(wanted)))
+    theirs, ours = (
+        {name: value for name, value in each.fields.items() if not is_dropped(name, each.fields)}
+        for each in (_read(path, stored), identity(wanted))
+    )
     names = sorted({*theirs, *ours} - set(free))
     differ = [name for name in names if theirs.get(name, ADDED.get(name)) != ours.get(name, ADDED.get(name))]
     if differ:
-        said = [f"{name} is {_shown(theirs, name)} there and {_shown(ours, name)} here" for name in differ[:SHOWN]]
-        more = f"; and {len(differ) - SHOWN} more" if len(differ) > SHOWN else ""
-        raise ValueError(f"{path} was made by another experiment than that of config.json: {'; '.join(said)}{more}")
-
-
-def _without_dropped(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if not is_dropped(name, fields)}
+        said = first_few([f"{name} is {_shown(theirs, name)} there and {_shown(ours, name)} here" for name in differ])
+        raise ValueError(f"{path} was made by another experiment than that of config.json: {said}")
 
 
 def _read(path: Path, stored: Any) -> Identity:
@@ -89,10 +87,11 @@ def _read(path: Path, stored: Any) -> Identity:
     return found
 
 
-def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Fields by their dotted names."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", _plain(value)
 
@@ -106,10 +105,6 @@ def _plain(value: Any) -> Any:
     return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
-def _is_free(name: str) -> bool:
-    return any(name == free or name.startswith(f"{free}.") for free in MAY_CHANGE)
-
-
 def _canonical_name(name: str) -> str:
     known = [new for new in RENAMED if name == new or name.startswith(f"{new}.")]
     longest = max(known, key=len, default="")
@@ -117,4 +112,4 @@ def _canonical_name(name: str) -> str:
 
 
 def _shown(fields: dict[str, Any], name: str) -> str:
-    return json.dumps(fields[name]) if name in fields else ABSENT
+    return json.dumps(fields[name]) if name in fields else "absent"

@@ -146,14 +146,11 @@ def _watch(path: Path, last: Holder, say: Say) -> None:
 def _touched(path: Path) -> tuple[int, int] | None:
     """Inode and modification time; the file is reopened each time, since NFS asks its server only then."""
     try:
-        handle = open_no_follow(path, os.O_RDONLY)
+        with os.fdopen(open_no_follow(path, os.O_RDONLY)) as file:
+            found = os.fstat(file.fileno())
+            return found.st_ino, found.st_mtime_ns
     except FileNotFoundError:
         return None
-    try:
-        found = os.fstat(handle)
-        return found.st_ino, found.st_mtime_ns
-    finally:
-        os.close(handle)
 
 
 def _touch(handle: int, over: threading.Event) -> None:
@@ -203,12 +200,8 @@ def _holder(handle: int) -> Holder | None:
 
 
 def _holder_at(path: Path) -> Holder | None:
-    with contextlib.suppress(OSError):
-        handle = open_no_follow(path, os.O_RDONLY)
-        try:
-            return _holder(handle)
-        finally:
-            os.close(handle)
+    with contextlib.suppress(OSError), os.fdopen(open_no_follow(path, os.O_RDONLY)) as file:
+        return _holder(file.fileno())
     return None
 
 

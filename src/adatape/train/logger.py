@@ -32,8 +32,10 @@ class MetricsWriter:
         found = read_metrics(self.path)
         kept = [line for line in found.lines if line["step"] <= step]
         if found.damaged:
-            _set_aside(out / DAMAGED, found.damaged)
-            say(f"{self.path} has damaged lines, moved to {out / DAMAGED}: {len(found.damaged)}")
+            aside, flags = out / DAMAGED, os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            with naming_errors(aside), os.fdopen(open_no_follow(aside, flags), "ab") as file:
+                file.writelines(line + b"\n" for line in found.damaged)
+            say(f"{self.path} has damaged lines, moved to {aside}: {len(found.damaged)}")
         with atomic_write(self.path) as partial:
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
         self.board = _tensorboard(out / "tensorboard", step)
@@ -85,11 +87,6 @@ def _parse_int(text: str) -> int:
     if len(text) > MOST_DIGITS:
         raise ValueError(f"an integer has {len(text)} digits; it must have at most {MOST_DIGITS}")
     return int(text)
-
-
-def _set_aside(path: Path, lines: list[bytes]) -> None:
-    with naming_errors(path), os.fdopen(open_no_follow(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
-        file.writelines(line + b"\n" for line in lines)
 
 
 def _tensorboard(folder: Path, step: int) -> Any:

@@ -7,7 +7,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -23,11 +23,11 @@ from adatape.data.sets import LabelledSet, open_set
 from adatape.evaluate.result import Result
 from adatape.models.base import Adaptive
 from adatape.models.build import image_size_options
+from adatape.train.files import template
 from adatape.train.folder import load_result, load_run
 from adatape.train.identity import Identity, identity
-from adatape.train.licence import UNKNOWN, Licence, licence_of
 from adatape.train.weights import FORMAT, stamp
-from adatape.validation import read_object
+from adatape.validation import first_few, read_object
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 OF_TRAINING = ("seconds", "samples_per_second", "steps", "parameters", "broken_images", "converted_images")
@@ -44,7 +44,6 @@ FIGURES = {
     "gflops_p95": "GFLOPs, 95th percentile",
     "gflops": "GFLOPs, with the longest tape or all steps",
 }
-NAMED = 3  # tensors named in an error message; further ones are counted
 FAMILIES = {
     "adatape": "AdaTape (Xue et al., ICML 2023): a ViT with a tape of additional tokens, whose number adapts",
     "ut": "a Universal Transformer on images: one block, repeated until adaptive computation time (ACT) halts it",
@@ -55,51 +54,37 @@ FAMILIES = {
     "plainvit": "PlainViT (Beyer et al., 2022): a ViT without a class token, with fixed sincos positions",
     "vit3ffn": "ViT-3FFN: a ViT with separate feed-forwards for the class token and each half of the patches",
 }
-TEMPLATE = """---
-license: {licence}
-library_name: timm
-pipeline_tag: image-classification
-tags: [adatape, timm, image-classification]
----
-# {title}
-
-This is {what}.
-It has {parameters:,} parameters, {classes} classes{several}, and takes images of {size} pixels. timm builds it by the
-name `{name}` with the options in `{config}`, which go before what the name says.
-
-| figure, on the test set | value |
-|---|---|
-{figures}
-
-## Load
-```python
-import timm
-import adatape.models  # registers the name with timm
-
-model = timm.create_model("local-dir:{folder}", pretrained=True).eval()
-{budget}transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-{answer}```
-Loading reads `{weights}` and `{config}`; neither can execute code.
-
-## Train it again
-```
-{command}
-```
-
-Licence: {licence_note}
-"""
-
-SEVERAL = ", of which an image may show several or none"
-ANSWER = """answer = int(model(transform(image)[None]).argmax())  # `image` is PIL's, {mode}
-"""
-NAME = """name = model.pretrained_cfg["label_names"][answer]
-"""
-GREY = f"""next(each for each in transform.transforms if hasattr(each, "fill")).fill = {FILL}  # the grey of training
-"""
+OWN, UNKNOWN = "apache-2.0", "unknown"  # names of licences
 MODES = {1: "in mode L", 3: "in mode RGB"}
-SEVERAL_ANSWERS = """probability = model(transform(image)[None]).sigmoid()[0]  # of each label; `image` is PIL's, {mode}
-there = [name for name, p in zip(model.pretrained_cfg["label_names"], probability) if p > 0.5]
-"""
+
+
+class Licence(NamedTuple):
+    """An identifier as model hubs have it, and where it comes from."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        name = self.name.lower()
+        limit = " It forbids commercial use." if "-nc" in name or "noncommercial" in name.replace("-", "") else ""
+        return f"{self.name}: {self.reason}.{limit}"
+
+
+def licence_of(model: ImageModel, given: str | None = None) -> Licence:
+    """The licence of weights that were trained as `model` says; `given` takes its place.
+
+    timm's settings name the licence of the weights that they point to; a file of weights names none.
+    """
+    if given:
+        return Licence(given, "as given by those who release it")
+    if model.pretrained is None:
+        return Licence(OWN, "that of adatape, since the model was trained from scratch; its data may ask for another")
+    if model.pretrained != "hub":
+        return Licence(UNKNOWN, "the model was trained from a file of weights; ask those who made them")
+    known = timm.get_pretrained_cfg(model.name)
+    if known is None or not known.license:
+        return Licence(UNKNOWN, f"timm names none for {model.name}, whose weights the model was trained from")
+    return Licence(known.license, f"that of {model.name}, whose weights the model was trained from")
 
 
 @dataclass(frozen=True)
@@ -193,7 +178,8 @@ def release(
     _check_weights(skeleton, name, weights)
     if classes is not None and len(classes) != skeleton.num_classes:
         raise ValueError(f"classes has {len(classes)} names; the model has {skeleton.num_classes} classes")
-    size = input_size or _input_size(skeleton, options)
+    embed: Any = getattr(skeleton, "vit", skeleton).patch_embed
+    size = input_size or (options.get("in_chans", 3), *embed.img_size)
     rescale = getattr(model, "rescale", None)
     half = (0.5,) * size[0]
     own_mean, own_std = (half, half) if rescale is None else rescale.statistics()
@@ -213,8 +199,22 @@ def release(
     # transformers passes the number of classes itself, so model_args must not.
     model_args = {key: value for key, value in options.items() if key != "num_classes"}
     save_config_for_hf(skeleton, folder / CONFIG, model_config=config, model_args=model_args)
-    words = SEVERAL if several_labels else "", _grey(seen) + _answer(size[0], several_labels, bool(labels))
-    card = _card(skeleton, name, folder, result, command, size, licence, budget, *words)
+    bordered = crop_mode == LETTERBOX["crop_mode"]  # timm's transform would pad with the mean's colour
+    card = template(Path(__file__).with_name("card.md"), autoescape=False).render(
+        _about(skeleton, name),
+        licence=licence,
+        size=size,
+        mode=MODES.get(size[0], f"with {size[0]} channels"),
+        several_labels=several_labels,
+        named=bool(labels),
+        grey=FILL if bordered and any(round(255 * each) != FILL for each in seen["mean"]) else None,
+        figures=_figures(result),
+        folder=folder.name,
+        budget=budget,
+        weights=WEIGHTS,
+        config=CONFIG,
+        command=command,
+    )
     (folder / CARD).write_text(card)
     return folder
 
@@ -238,13 +238,7 @@ def _check_weights(skeleton: nn.Module, name: str, weights: dict[str, Tensor]) -
         if here.get(key) != there.get(key)
     ]
     if wrong:
-        more = f"; and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-        raise ValueError(f"{name} with these options is another model: {'; '.join(wrong[:NAMED])}{more}")
-
-
-def _input_size(skeleton: Any, options: dict[str, Any]) -> tuple[int, ...]:
-    embed: Any = getattr(skeleton, "vit", skeleton).patch_embed
-    return (options.get("in_chans", 3), *embed.img_size)
+        raise ValueError(f"{name} with these options is another model: {first_few(wrong)}")
 
 
 def _pretrained_cfg(skeleton: Any, size: tuple[int, ...], seen: dict[str, Any]) -> dict[str, Any]:
@@ -255,54 +249,20 @@ def _pretrained_cfg(skeleton: Any, size: tuple[int, ...], seen: dict[str, Any]) 
     return {**kept, **seen, **first, "num_classes": skeleton.num_classes}
 
 
-def _grey(seen: dict[str, Any]) -> str:
-    """The line of the card's code that pads images as in training, where timm would with the mean's colour."""
-    bordered = seen.get("crop_mode") == LETTERBOX["crop_mode"]
-    return GREY if bordered and any(round(255 * each) != FILL for each in seen["mean"]) else ""
-
-
-def _answer(channels: int, several_labels: bool, named: bool) -> str:
-    """The lines of the card's code that classify an image."""
-    code = SEVERAL_ANSWERS if several_labels else ANSWER + (NAME if named else "")
-    return code.format(mode=MODES.get(channels, f"with {channels} channels"))
-
-
-def _card(
-    skeleton: Any,
-    name: str,
-    folder: Path,
-    result: dict[str, Any],
-    command: str,
-    size: tuple,
-    licence: Licence,
-    budget: Budget | None,
-    several: str,
-    answer: str,
-) -> str:
+def _about(skeleton: Any, name: str) -> dict[str, Any]:
     what = FAMILIES.get(name.split("_")[0], "a Vision Transformer")
     kind = re.split(r" \(|:| on images", what)[0]
-    return TEMPLATE.format(
-        licence=licence.name,
-        licence_note=licence,
-        name=name,
-        title=f"{kind[0].upper()}{kind[1:]}, {size[2]} × {size[1]} pixels, {skeleton.num_classes} classes",
-        what=what,
-        parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
-        classes=skeleton.num_classes,
-        size=" × ".join(map(str, size)),
-        several=several,
-        answer=answer,
-        figures="\n".join(f"| {_cell(key)} | {_cell(value)} |" for key, value in _flat(result).items()),
-        folder=folder.name,
-        budget="" if budget is None else f"{_set_budget(budget)}  # the figures above are without it\n",
-        weights=WEIGHTS,
-        config=CONFIG,
-        command=command,
-    )
+    return {
+        "name": name,
+        "what": what,
+        "kind": f"{kind[0].upper()}{kind[1:]}",
+        "parameters": sum(parameter.numel() for parameter in skeleton.parameters()),
+        "classes": skeleton.num_classes,
+    }
 
 
-def _flat(result: dict[str, Any]) -> dict[str, Any]:
-    """Figures that are given by class as one for each; without those that only a run's tests need."""
+def _figures(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names and values, those that are given by class one for each; without those that only a run's tests need."""
     names = FIGURES if result.get("mean_ap") is None else {**FIGURES, "accuracy": "all labels right"}
     rows: dict[str, Any] = {}
     for key, value in result.items():
@@ -310,12 +270,7 @@ def _flat(result: dict[str, Any]) -> dict[str, Any]:
             continue
         said = names.get(key, key)
         rows |= {f"{said}, {name}": each for name, each in value.items()} if isinstance(value, dict) else {said: value}
-    return rows
-
-
-def _set_budget(budget: Budget) -> str:
-    threshold = "" if budget.threshold is None else f", threshold={budget.threshold!r}"
-    return f"model.set_budget(steps={budget.steps}{threshold})"
+    return [(_cell(name), _cell(value)) for name, value in rows.items()]
 
 
 def _cell(value: Any) -> str:

@@ -254,8 +254,11 @@ def restore(trainer: Trainer, out: Path, say: Say) -> dict[str, Any]:
 
 
 def finalize(trainer: Trainer, out: Path, seconds: float, **facts: Any) -> dict[str, Any]:
-    """Saves the weights, evaluates the saved weights on the test set, and writes and returns `result.json`."""
-    save_weights(trainer, out)
+    """Saves the weights, averaged if there is an average, evaluates what was saved on the test set, and returns the
+    `result.json` that it writes; every process must call it."""
+    with trainer.averaged():
+        weights = full_state_dict(trainer.model)
+    on_rank_zero(lambda: write_weights(out / WEIGHTS, weights, identity(trainer.experiment).to_json()))
     experiment, model = load_run(out)
     whole = total(cost(model))
     result = {
@@ -270,13 +273,6 @@ def finalize(trainer: Trainer, out: Path, seconds: float, **facts: Any) -> dict[
     }
     on_rank_zero(lambda: write(out / RESULT, finite(result)))
     return result
-
-
-def save_weights(trainer: Trainer, out: Path) -> None:
-    """Saves the averaged weights if there are any, else the current ones; every process must call it."""
-    with trainer.averaged():
-        weights = full_state_dict(trainer.model)
-    on_rank_zero(lambda: write_weights(out / WEIGHTS, weights, identity(trainer.experiment).to_json()))
 
 
 def plain(result: Score) -> dict[str, Any]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
-
-CODES = {signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGINT: 128 + signal.SIGINT}
+from types import FrameType
 
 
 class Stopped(Exception):  # noqa: N818  not an error: the run can be resumed
@@ -26,17 +24,15 @@ class Stop:
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
-            for each in CODES:
+            for each in (signal.SIGTERM, signal.SIGINT):
                 self.before[each] = signal.signal(each, self._note)
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self.code is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.code = CODES[signal.Signals(number)]
+        self.code = 128 + number
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for each, handler in self.before.items():
             signal.signal(each, handler)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from typing import Any
 
 from adatape.config import Experiment, from_dict, to_dict
 from adatape.dropped import refuse_renamed
+from adatape.train.identity import leaves
 from adatape.validation import value_of
 
 SHORT = {"reader": "model.reading"}  # abbreviations of field names
@@ -36,7 +37,7 @@ def with_fields(experiment: Experiment, fields: dict[str, Any]) -> Experiment:
         for step in path:
             place = place.get(step) if isinstance(place, dict) else None  # type: ignore[assignment]
         if not isinstance(place, dict) or (last not in place and path[-1:] not in (["options"], ["wrap"])):
-            known = list(_paths(values))
+            known = [path for path, _ in leaves(values)]
             near = "".join(f"; perhaps {each} was meant" for each in difflib.get_close_matches(name, known, 1))
             raise ValueError(f"{name} is not a field of this experiment{near}; it has {', '.join(known)}")
         place[last] = value
@@ -57,8 +58,3 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     if not (name and equals and values):
         raise ValueError(f"over is {text!r}; it must be field=value,value")
     return name, [value_of(value) for value in values.split(",")]
-
-
-def _paths(values: dict[str, Any], prefix: str = "") -> list[str]:
-    inner = [_paths(v, f"{prefix}{k}.") if isinstance(v, dict) else [f"{prefix}{k}"] for k, v in values.items()]
-    return list(itertools.chain(*inner))

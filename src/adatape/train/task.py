@@ -14,7 +14,6 @@ from torch import nn
 import adatape.models  # noqa: F401  registers the models
 from adatape.config import Experiment, ImageModel, SequenceModel
 from adatape.data.batch import Batch, Shard
-from adatape.data.decode import one_line
 from adatape.data.imageset import Tally
 from adatape.data.letterbox import LETTERBOX
 from adatape.data.loaders import Labelled
@@ -23,11 +22,12 @@ from adatape.models.base import Adaptive
 from adatape.models.build import image_size_options, wrap
 from adatape.models.checked_build import build_checked
 from adatape.models.options import check_options, check_wrap
-from adatape.models.plain import Plain
 from adatape.models.prefix import is_added
 from adatape.models.rescale import rescale_as
 from adatape.models.sequence import build_sequence_model
+from adatape.models.vit import Plain
 from adatape.train.weights import read_weights
+from adatape.validation import one_line
 
 
 class Task(NamedTuple):
@@ -132,7 +132,8 @@ def build_image_model(
         built = Plain(built)
     _scale_as(built, model, settings, channels)
     if model.trains == "tape":
-        _freeze_backbone(built)
+        for name, parameter in built.named_parameters():
+            parameter.requires_grad_(is_added(name))
     return built
 
 
@@ -161,9 +162,3 @@ def _check_fits(model: nn.Module, size: int | tuple[int, int]) -> None:
 
 def _written(size: int | tuple[int, int]) -> str:
     return str(size) if isinstance(size, int) or size[0] != size[1] else str(size[0])
-
-
-def _freeze_backbone(model: nn.Module) -> None:
-    """Freezes all parameters except those that wrapping added, and the head."""
-    for name, p in model.named_parameters():
-        p.requires_grad_(is_added(name))

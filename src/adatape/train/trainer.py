@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -52,7 +53,8 @@ class Trainer:
         check(experiment)
         self.experiment, self.device, self.shard, self.step = experiment, torch.device(device), shard or Shard(), 0
         engine, on_gpu = experiment.engine, self.device.type == "cuda"
-        _set_precision(on_gpu, engine.deterministic)
+        torch.set_float32_matmul_precision("high" if on_gpu else "highest")  # scores are read in float64 either way
+        torch.use_deterministic_algorithms(engine.deterministic)
         self.task: Task = task or task_of(experiment, self.shard, self.device)
         _check_parts(experiment, self.shard)
         torch.manual_seed(experiment.seed)
@@ -85,12 +87,12 @@ class Trainer:
         """Seeds torch's generator by step, so that dropout does not depend on earlier draws."""
         torch.manual_seed(key_of(NOISE, self.experiment.seed, self.step, self.shard.rank))
 
-    def evaluate(self, on: str = "validation", costs: bool = False) -> Score:
+    def evaluate(self, on: str = "validation") -> Score:
         """Evaluates the averaged weights if there are any, else the current ones."""
         batches = self.task.test() if on == "test" else self.task.validation()
         with self.averaged(), self._autocast(), torch.compiler.set_stance("force_eager"):  # compiling does not pay here
-            options: dict[str, Any] = {"gather": all_gather_rows, "forward": self._scoring(), "names": self.task.names}
-            return score(self.model, batches, costs=costs, **options)
+            forward = self.parallel_model if self.experiment.engine.shard else self.model  # FSDP2's owns its shards
+            return score(self.model, batches, gather=all_gather_rows, forward=forward, names=self.task.names)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -122,15 +124,12 @@ class Trainer:
         for name, value in values.items():
             self.stepper.named[name].copy_(value)
 
-    def _scoring(self) -> Any:
-        """The module to evaluate: sharded parameters need the FSDP2 module; otherwise the uncompiled model."""
-        return self.parallel_model if self.experiment.engine.shard else self.model
-
     def take_step(self, batch: Batch) -> Tensor:
         """Forward, loss, backward and update; returns `Stats` as one tensor, without synchronising."""
         parts = self.experiment.engine.accumulate
         rows = []
-        for n, piece in enumerate(_micro_batches(batch, parts), 1):
+        pieces = zip(*(part.chunk(parts) for part in batch), strict=True)
+        for n, piece in enumerate(itertools.starmap(Batch, pieces), 1):
             with self._synchronised(n == parts):
                 with self._autocast():
                     output = self.forward(piece.x, output=True, key=piece.key)
@@ -161,10 +160,6 @@ def _row(loss: Tensor, output: Output, target: Tensor, several: bool) -> Tensor:
     return torch.stack([loss.float(), right, length.mean(), length.square().mean()])
 
 
-def _micro_batches(batch: Batch, parts: int) -> list[Batch]:
-    return [Batch(*each) for each in zip(*(part.chunk(parts) for part in batch), strict=True)]
-
-
 def _check_parts(experiment: Experiment, shard: Shard) -> None:
     batch, pieces = experiment.optimizer.batch, shard.world * experiment.engine.accumulate
     if batch % pieces:
@@ -172,8 +167,3 @@ def _check_parts(experiment: Experiment, shard: Shard) -> None:
             f"batch is {batch}; with {shard.world} processes and accumulate {experiment.engine.accumulate} "
             f"it must be a multiple of {pieces}"
         )
-
-
-def _set_precision(on_gpu: bool, deterministic: bool) -> None:
-    torch.set_float32_matmul_precision("high" if on_gpu else "highest")  # the reader's scores are float64 either way
-    torch.use_deterministic_algorithms(deterministic)

@@ -48,7 +48,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
     stamped = read_stamp(path)
     if stamped is not None:
-        _check_digest(path, weights, stamped)
+        found, wanted = digest(weights, stamped.get("experiment")), str(stamped.get("sha256"))
+        if found != wanted:
+            reason = f"its weights have SHA-256 {found[:12]}…; its metadata has {wanted[:12]}…"
+            raise ValueError(f"{path} is damaged: {reason}")
     _check_finite(path, weights)
     return weights
 
@@ -98,12 +101,6 @@ def digest(weights: dict[str, Tensor], experiment: dict[str, Any] | None = None)
         found.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
         found.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
-
-
-def _check_digest(path: Path, weights: dict[str, Tensor], stamped: dict[str, Any]) -> None:
-    found, wanted = digest(weights, stamped.get("experiment")), str(stamped.get("sha256"))
-    if found != wanted:
-        raise ValueError(f"{path} is damaged: its weights have SHA-256 {found[:12]}…; its metadata has {wanted[:12]}…")
 
 
 def _check_finite(path: Path, weights: dict[str, Tensor]) -> None:

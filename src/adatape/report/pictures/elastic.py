@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,24 +10,16 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from adatape.data.loaders import Labelled
-from adatape.evaluate.budget import Point, Rows
-from adatape.evaluate.reading import inputs_at
+from adatape.evaluate.budget import Point
+from adatape.evaluate.reading import Reads, inputs_at
 from adatape.evaluate.result import FIGURE_NAMES, main_figure, work_unit
-from adatape.report.pictures.style import ALERT, BLUE, GREEN, INK, ORANGE, picture, tidy
+from adatape.report.pictures.budgets import ABOVE, accuracy_error, draw_curve
+from adatape.report.pictures.style import ALERT, BLUE, GREEN, INK, ORANGE, draw_image, picture, shortened, tidy
 
-NEAR = 0.1  # of an axis, within which labels would lie on each other
-# Of a legend: on the axes, where nothing is drawn.
-ABOVE: dict[str, Any] = {
-    "frameon": False,
-    "loc": "lower right",
-    "bbox_to_anchor": (1, 1),
-    "ncols": 2,
-    "borderaxespad": 0,
-}
 SHOWN = 6  # easy examples, and hard ones
 SHORT, LONGEST = 10, 16  # letters of two names that fit a line, and of one that is not cut
 SYMBOLS = ListedColormap([BLUE, "#B8B8B8", ORANGE])
@@ -40,107 +31,56 @@ class Example(NamedTuple):
     right: bool
 
 
-def examples_of(rows: Rows, batches: Iterable[Labelled], names: Sequence[str]) -> tuple[list[Example], list[Example]]:
+def examples_of(reads: Reads, batches: Iterable[Labelled], names: Sequence[str]) -> tuple[list[Example], list[Example]]:
     """Easy ones are right after a short tape, the surest first; hard ones wrong, or right after a long tape."""
-    order = sorted(range(len(rows.label)), key=lambda n: _hardness(rows, n))
-    easy = [n for n in order[:SHOWN] if rows.right[n]]
+    names = reads.names(names)
+    columns = zip((~reads.right).tolist(), reads.length.tolist(), (-reads.certainty).tolist(), strict=True)
+    hardness = list(columns)
+    order = sorted(range(len(hardness)), key=hardness.__getitem__)
+    easy = [n for n in order[:SHOWN] if reads.right[n]]
     hard = [n for n in reversed(order[-SHOWN:]) if n not in easy]
     wanted = inputs_at(batches, {*easy, *hard})
-    shown = ([_example(rows, n, wanted[n], names) for n in each] for each in (easy, hard))
+    shown = ([_example(reads, n, wanted[n], names) for n in each] for each in (easy, hard))
     return next(shown), next(shown)
 
 
-def _hardness(rows: Rows, n: int) -> tuple[bool, int, float]:
-    return (not bool(rows.right[n]), int(rows.length[n]), -float(rows.confidence[n]))
-
-
-def _example(rows: Rows, n: int, x: Tensor, names: Sequence[str]) -> Example:
-    label, answer = (_named(column[n], names) for column in (rows.label, rows.answer))
+def _example(reads: Reads, n: int, x: Tensor, names: Sequence[str]) -> Example:
+    label, answer = (shortened(names[int(column[n])], LONGEST) for column in (reads.label, reads.answer))
     gap = " " if len(label) + len(answer) < SHORT else "\n"
     said = label if label == answer else f"{label},{gap}said {answer}"
-    return Example(x, f"{said}\nreads {int(rows.length[n])}", label == answer)
-
-
-def _named(answer: Tensor, names: Sequence[str]) -> str:
-    """The class, or several labels."""
-    if answer.dim() == 0:
-        said = names[int(answer)]
-    else:
-        said = "+".join(names[n] for n in answer.nonzero().flatten().tolist()) or "none"
-    return said if len(said) <= LONGEST else f"{said[: LONGEST - 1]}…"
+    return Example(x, f"{said}\nreads {int(reads.length[n])}", label == answer)
 
 
 def draw_elastic(
-    path: Path, points: Sequence[Point], usual: Rows, examples: tuple[list[Example], list[Example]], unit: str
+    path: Path, points: Sequence[Point], usual: Reads, examples: tuple[list[Example], list[Example]], unit: str
 ) -> Path:
     """Accuracy or mean AP against work and time, lengths at the trained budget, and what was easy and hard there."""
     with picture(path, 9.0) as figure:
         cells = figure.add_gridspec(4, 1, height_ratios=(2.4, 1.6, 1, 1))
         top = cells[0].subgridspec(1, 2)
         left = figure.add_subplot(top[0])
-        errors = [accuracy_error(each, len(usual.right)) for each in points]
+        steps, quality = [each.budget.steps for each in points], [100 * each.quality for each in points]
+        errors = [accuracy_error(each.accuracy, len(usual.right), each.mean_ap) for each in points]
         work_name, scale = work_unit(max(each.gflops_mean for each in points))
         work = {"": [scale * each.gflops_mean for each in points]}
-        _draw_curve(left, points, work, errors, f"{work_name}, mean; numbers: budgets")
+        draw_curve(left, steps, quality, errors, work, f"{work_name}, mean; numbers: budgets")
         name = FIGURE_NAMES[main_figure(points[0]._asdict())] + (" ± error" if any(errors) else "")
         left.set(title="One model at several budgets", ylabel=f"{name} (%)")
         times = {
             "alone" if size == 1 else f"{size} at once": [each.milliseconds[size] for each in points]
             for size in points[0].milliseconds
         }
-        _draw_curve(figure.add_subplot(top[1], sharey=left), points, times, errors, "milliseconds per sample, measured")
+        right = figure.add_subplot(top[1], sharey=left)
+        draw_curve(right, steps, quality, errors, times, "milliseconds per sample, measured")
         _draw_lengths(figure.add_subplot(cells[1]), usual, unit)
         for row, (kind, each) in enumerate(zip(("easy", "hard"), examples, strict=True), 2):
             _draw_examples(figure, cells[row].subgridspec(1, SHOWN), kind, each)
     return path
 
 
-def accuracy_error(point: Point, samples: int) -> float:
-    """Standard error of an accuracy, in points; none is known of a mean AP."""
-    return 0.0 if point.mean_ap is not None else 100 * math.sqrt(point.accuracy * (1 - point.accuracy) / samples)
-
-
-def _draw_curve(
-    axes: Axes, points: Sequence[Point], lines: dict[str, list[float]], errors: Sequence[float], label: str
-) -> None:
-    """A line for each cost with bars of one standard error; budgets that cost about the same share a label."""
-    quality = [100 * each.quality for each in points]
-    place: Callable[[float], float] = math.log if len(lines) > 1 else float
-    every = [place(x) for cost in lines.values() for x in cost]
-    apart = NEAR * (max(every) - min(every))
-    for (name, cost), colour in zip(lines.items(), (GREEN, BLUE), strict=False):
-        axes.errorbar(cost, quality, errors, color=colour, linewidth=2, elinewidth=1, marker="o", label=name)
-        for group in near([place(x) for x in cost], apart):
-            text = ", ".join(str(points[n].budget.steps) for n in group)
-            high = max(group, key=lambda n: quality[n] + errors[n])
-            spot = (sum(cost[n] for n in group) / len(group), quality[high] + errors[high])
-            axes.annotate(text, spot, (0, 4), textcoords="offset points", ha="center", color=INK)
-    if len(lines) > 1:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        axes.xaxis.set_minor_formatter("{x:g}")
-        axes.legend(**ABOVE)
-    axes.set_xlabel(label)
-    axes.margins(0.1, 0.2)
-    tidy(axes, "both")
-
-
-def near(values: Sequence[float], apart: float) -> list[list[int]]:
-    """Places of values, smallest first, those in one group that lie within `apart` of the next."""
-    groups: list[list[int]] = []
-    for n in sorted(range(len(values)), key=lambda n: values[n]):
-        if groups and values[n] - values[groups[-1][-1]] <= apart:
-            groups[-1].append(n)
-        else:
-            groups.append([n])
-    return groups
-
-
-def _draw_lengths(axes: Axes, rows: Rows, label: str) -> None:
-    right, wrong = (
-        torch.bincount(rows.length[keep], minlength=int(rows.length.max()) + 1) for keep in (rows.right, ~rows.right)
-    )
+def _draw_lengths(axes: Axes, reads: Reads, label: str) -> None:
+    most = int(reads.length.max()) + 1
+    right, wrong = (torch.bincount(reads.length[keep], minlength=most) for keep in (reads.right, ~reads.right))
     axes.bar(range(len(right)), right.tolist(), color=GREEN, label="right")
     axes.bar(range(len(wrong)), wrong.tolist(), bottom=right.tolist(), color=ALERT, label="wrong")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -156,14 +96,11 @@ def _draw_examples(figure: Figure, cells: Any, name: str, examples: Sequence[Exa
         axes.set_frame_on(False)
         if n == 0:
             axes.set_ylabel(name, rotation=0, ha="right", va="center", fontweight="bold")
-        if n < len(examples):
-            _draw_example(axes, examples[n])
-
-
-def _draw_example(axes: Axes, example: Example) -> None:
-    if example.x.dim() == 1:
-        axes.imshow(example.x[None], cmap=SYMBOLS, vmin=-1, vmax=1, aspect="auto")
-    else:
-        pixels = ((example.x + 1) / 2).clamp(0, 1).permute(1, 2, 0)
-        axes.imshow(pixels.expand(-1, -1, 3) if pixels.shape[2] == 1 else pixels)
-    axes.set_xlabel(example.text, color=INK if example.right else ALERT, fontsize=10)
+        if n >= len(examples):
+            continue
+        x, text, right = examples[n]
+        if x.dim() == 1:
+            axes.imshow(x[None], cmap=SYMBOLS, vmin=-1, vmax=1, aspect="auto")
+        else:
+            draw_image(axes, x)
+        axes.set_xlabel(text, color=INK if right else ALERT, fontsize=10)

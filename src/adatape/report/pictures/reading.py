@@ -32,16 +32,12 @@ def draw_heatmap(path: Path, counts: Int[np.ndarray, "t c"], grid: tuple[int, in
         bar.outline.set_visible(False)
         bar.set_label(f"of {samples:,} images; {patch} × {patch} pixels a patch")
         for place, step in enumerate(steps):
-            _draw_step(figure.add_subplot(places[place // columns, 2 + place % columns]), share, int(step), grid)
+            axes = figure.add_subplot(places[place // columns, 2 + place % columns])
+            axes.imshow(share[step].reshape(grid), cmap=HEAT, vmin=0, vmax=share.max())  # a scale for all steps
+            axes.set_title(f"step {step + 1}", fontweight="normal", fontsize=11, pad=4)
+            axes.set_xlabel(f"at most {share[step].max():.3g} %", fontsize=9)
+            _bare(axes)
     return path
-
-
-def _draw_step(axes: Axes, share: Float[np.ndarray, "t c"], step: int, grid: tuple[int, int]) -> None:
-    """On the scale that all steps have in common."""
-    axes.imshow(share[step].reshape(grid), cmap=HEAT, vmin=0, vmax=share.max())
-    axes.set_title(f"step {step + 1}", fontweight="normal", fontsize=11, pad=4)
-    axes.set_xlabel(f"at most {share[step].max():.3g} %", fontsize=9)
-    _bare(axes)
 
 
 def draw_long_tail(path: Path, counts: Int[np.ndarray, "c"], samples: int, learned: bool) -> Path:
@@ -70,14 +66,17 @@ def draw_long_tail(path: Path, counts: Int[np.ndarray, "c"], samples: int, learn
 
 def draw_lengths_by_answer(path: Path, lengths: Int[np.ndarray, "n"], right: np.ndarray) -> Path:
     """Tape lengths of all samples, and of right and wrong answers apart."""
-    span = _span(lengths)
+    span = np.arange(lengths.max() + 1)
     with picture(path, 3.9) as figure:
         whole, apart = figure.subplots(1, 2)
         whole.bar(span, _shares(lengths, span), 0.8, color=GREEN)
         whole.set_title(f"All: {lengths.mean():.1f} ± {lengths.std():.1f} tokens")
         whole.set_ylabel(f"share of {len(lengths):,} samples (%)")
         for line, (chosen, colour, name) in enumerate(((right, GREEN, "right"), (~right, ALERT, "wrong"))):
-            _draw_beside(apart, lengths[chosen], span, colour, name, line)
+            some = lengths[chosen]
+            apart.bar(span + 0.4 * line - 0.2, _shares(some, span), 0.38, color=colour)
+            text = f"{name}: {len(some):,}" + (f", mean {some.mean():.2f}" if len(some) else "")
+            apart.text(0.02, 0.98 - 0.08 * line, text, transform=apart.transAxes, va="top", color=colour)
         apart.set_title("By answer")
         apart.set_ylabel("share of each (%)")
         apart.set_ylim(top=apart.get_ylim()[1] * 1.25)
@@ -132,19 +131,8 @@ def _write_beside(axes: Axes, row: float, text: str) -> None:
                   va="center_baseline", annotation_clip=False)  # fmt: skip
 
 
-def _draw_beside(axes: Axes, lengths: np.ndarray, span: np.ndarray, colour: str, name: str, line: int) -> None:
-    """One of two groups of bars, named in its colour."""
-    axes.bar(span + 0.4 * line - 0.2, _shares(lengths, span), 0.38, color=colour)
-    text = f"{name}: {len(lengths):,}" + (f", mean {lengths.mean():.2f}" if len(lengths) else "")
-    axes.text(0.02, 0.98 - 0.08 * line, text, transform=axes.transAxes, va="top", color=colour)
-
-
 def _shares(lengths: np.ndarray, span: np.ndarray) -> Float[np.ndarray, "s"]:
     return 100 * (lengths[:, None] == span).sum(0) / max(1, len(lengths))
-
-
-def _span(lengths: np.ndarray) -> Int[np.ndarray, "s"]:
-    return np.arange(lengths.max() + 1)
 
 
 def _bare(axes: Axes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,9 @@ def draw_speed(path: Path, rows: Sequence[Row]) -> Path | None:
     rows = [row for row in rows if row.get("ratio") and row.get("flops_ratio")]
     if not rows:
         return None
-    panels = [sorted((row for row in rows if title_of(row) == title), key=_order) for title in distinct(rows, title_of)]
+    titles = dict.fromkeys(map(title_of, rows))
+    rows = sorted(rows, key=lambda row: (plain_name(row["model"], row["options"]), row["batch"]))
+    panels = [[row for row in rows if title_of(row) == title] for title in titles]
     heights = [len(panel) + 0.4 for panel in panels]
     with picture(path, 0.7 + sum(AROUND + LINE * height for height in heights)) as figure:
         every = figure.subplots(len(panels), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
@@ -45,10 +47,6 @@ def draw_speed(path: Path, rows: Sequence[Row]) -> Path | None:
         every[-1].set_xlabel("speed ÷ that of the plain ViT (below 1: slower)")
         figure.legend(handles=_legend(), loc="outside lower left", frameon=False, ncols=2, fontsize=10)
     return path
-
-
-def distinct(rows: Sequence[Row], of: Callable[[Row], Any]) -> list[Any]:
-    return list(dict.fromkeys(of(row) for row in rows))
 
 
 def title_of(row: Row) -> str:
@@ -65,10 +63,6 @@ def plain_name(model: str, options: dict[str, Any]) -> str:
     banks = {"bank": "input", **options} if found[1] == "adatape" else options
     told = [BANKS.get(value, f"{key}={value}") if key == "bank" else f"{key}={value}" for key, value in banks.items()]
     return ", ".join([f"{METHODS[found[1]]}-{SIZES[found[2]]}/{found[3]}", *told])
-
-
-def _order(row: Row) -> tuple[str, int]:
-    return plain_name(row["model"], row["options"]), row["batch"]
 
 
 def _draw(axes: Axes, rows: Sequence[Row]) -> None:

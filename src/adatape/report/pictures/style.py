@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from torch import Tensor
 
 from adatape.train.files import atomic_write
 
@@ -56,6 +58,15 @@ def tidy(axes: Axes, grid: str | None = "y") -> None:
     axes.set_axisbelow(True)
     if grid:
         axes.grid(axis=grid, alpha=0.25)  # type: ignore[arg-type]
+
+
+def draw_image(axes: Axes, image: Float[Tensor, "c h w"], light: float = 1.0) -> None:
+    """Pixels as they were before scaling to [-1, 1], dimmed to `light`; a single channel is grey."""
+    pixels = ((image.float() + 1) / 2 * light).clamp(0, 1).permute(1, 2, 0).numpy()
+    if pixels.shape[2] not in (1, 3):
+        pixels = pixels.mean(2, keepdims=True)
+    small = pixels.shape[0] < 100
+    axes.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest" if small else "antialiased")
 
 
 def shortened(name: str, most: int) -> str:

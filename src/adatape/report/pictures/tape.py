@@ -32,7 +32,9 @@ def draw_tape(model: Adaptive, image: Picture, ax: Axes | None = None) -> Axes:
     tape = read(model, x)
     boxes = model.tape_boxes(tape.index, (x.shape[-2], x.shape[-1])) if x.dim() == 4 else None
     if ax is None:
-        ax = _new_axes(x.shape[-2] / x.shape[-1] if boxes is not None else 0.4)
+        aspect = x.shape[-2] / x.shape[-1] if boxes is not None else 0.4
+        size = (SIDE, SIDE * aspect) if aspect <= 1 else (SIDE / aspect, SIDE)
+        ax = plt.subplots(figsize=size, layout="constrained")[1]
     if boxes is None:
         _draw_weights(ax, tape)
     else:
@@ -85,11 +87,6 @@ def _scaled(model: Adaptive, image: Image.Image | str | Path) -> Float[Tensor, "
     pixels = letterboxed(found, (height, width)).float() / 255
     mean, std = (torch.tensor(known[name])[:channels, None, None] for name in ("mean", "std"))
     return ((pixels - mean) / std)[None]
-
-
-def _new_axes(aspect: float) -> Axes:
-    size = (SIDE, SIDE * aspect) if aspect <= 1 else (SIDE / aspect, SIDE)
-    return plt.subplots(figsize=size, layout="constrained")[1]
 
 
 def _draw_scene(ax: Axes, x: Float[Tensor, "ch height width"]) -> None:
