@@ -16,6 +16,7 @@ from small_runs import LONG
 
 from adatape.models.adatape import AdaTape
 from adatape.recipes import parity_small
+from adatape.train.sweep import with_fields
 from adatape.train.task import build_for
 
 STARTED = [path for path in SCRIPTS if "__main__" in path.read_text()]
@@ -122,6 +123,23 @@ def test_a_grid_of_parity_is_multiplied_out_and_what_is_late_says_so(tmp_path: P
     parity.main([str(out), "--length 8,16 --seed 0", "--minutes", "-1"])
     assert [row["run"] for row in rows_in(out)] == ["--length 8 --seed 0", "--length 16 --seed 0"]
     assert all("not started" in row["unfinished"] for row in rows_in(out))
+
+
+def test_runs_of_a_grid_train_together_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parity, out = script("research/parity.py"), tmp_path / "parity.jsonl"
+    small = {"data.held_out": 40, "optimizer.batch": 8}
+    monkeypatch.setattr(parity, "parity", lambda **given: with_fields(parity_small(**given), small))
+    given = [str(out), "--length 8 --system adatape,ut --steps 1", "--together", "2", "--runs", str(tmp_path / "runs")]
+    parity.main([*given, "--evaluate-every", "1", "--device", "cpu"])
+    told = capsys.readouterr().out
+    assert "together:\n--length 8 --system adatape --steps 1\n--length 8 --system ut --steps 1" in told
+    rows = rows_in(out)
+    assert [row["run"] for row in rows] == [f"--length 8 --system {name} --steps 1" for name in ("adatape", "ut")]
+    assert all(row["result"]["together"] == 2 and row["curve"][-1][0] == 1 for row in rows)
+    parity.main([*given, "--device", "cpu"])
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
