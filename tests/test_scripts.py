@@ -31,7 +31,7 @@ SMALLEST = {
     "reader": "--device cpu --batch 1 --width 96 --sizes 100",
     "large": "--device cpu --sides 160 --tile 64 --steps 2 --search 4 --rounds 1 --precision fp32 "
     f"--options '{SMALL_VIT}'",
-    "large_speed": "--device cpu --image 160 192 --patches 2x3 --batches 1 2 --compile no --threads 1 --rounds 1 "
+    "large_speed": "--device cpu --image 160 192 --patches 2x3 --batches 1 2 --ways eager --threads 1 --rounds 1 "
     f"--seconds 0.01 --precision fp32 --options '{SMALL_VIT}'",
     "retrieval": "--rows 3000 --width 16 --centres 20 --cells 8 --probes 2 --kinds ivf --batch 2 --rounds 1 --recall 2",
     "loader": "--workers 0 --images 8 --batch 4 --batches 1 --rounds 1",
@@ -94,6 +94,15 @@ def test_servers_answer_their_load(name: str, given: list[str], cases: int, tmp_
     assert all(row["requests_per_second"] > 0 and row["errors"] == 0 for row in rows)
 
 
+@pytest.mark.usefixtures("here")
+def test_a_trained_run_is_timed_where_its_data_is_not_at_hand() -> None:
+    how = Namespace(run=ROOT / "src" / "adatape" / "serve" / "models" / "street", image=[800, 1360])
+    for steps, floored in ((2, False), (None, True)):
+        model = script("benchmarks/large_speed.py").trained(how, steps).build()
+        assert steps in (None, model.steps)
+        assert (model.floor > 0) == floored
+
+
 def test_packed_and_padded_sides_compute_the_same() -> None:
     packed = script("benchmarks/packed.py")
     how = Namespace(model="vit_tiny_patch16_224", batch=3, device="cpu", dtype="fp32", compile=False)
@@ -102,6 +111,8 @@ def test_packed_and_padded_sides_compute_the_same() -> None:
         with torch.no_grad():
             torch.testing.assert_close(sides["packed"](), sides["padded"](), atol=1e-4, rtol=1e-4)
             assert sides["unmasked"]().isfinite().all()
+            if "waits" in sides:
+                assert torch.equal(sides["packed"](), sides["waits"]())
 
 
 def test_a_comparison_of_speed_is_one_case() -> None:
