@@ -103,6 +103,17 @@ def test_a_trained_run_is_timed_where_its_data_is_not_at_hand() -> None:
         assert (model.floor > 0) == floored
 
 
+def test_a_model_cut_in_two_answers_as_a_whole() -> None:
+    by_length = script("benchmarks/by_length.py")
+    how = Namespace(size="tiny", bank_size=100, device="cpu", compile=False)
+    model, images = by_length.build(how, 16), torch.randn(3, 3, 224, 224)
+    by_length.set_lengths(model, torch.tensor([3, 1, 5]), 5)
+    parts = by_length.Parts(model, lambda function: function)
+    with torch.no_grad():
+        torch.testing.assert_close(parts(images), model(images), atol=1e-5, rtol=1e-5)
+    assert list(parts.blocks) == [6]
+
+
 def test_packed_and_padded_sides_compute_the_same() -> None:
     packed = script("benchmarks/packed.py")
     how = Namespace(model="vit_tiny_patch16_224", batch=3, device="cpu", dtype="fp32", compile=False)
