@@ -42,7 +42,7 @@ from adatape.evaluate.cost import cost
 from adatape.evaluate.speed import Call, Outcome, TimedModel, compare, spread
 from adatape.evaluate.timed_models import MODELS_COMPILED, free_memory
 from adatape.macs import total
-from adatape.serve.served import load_served
+from adatape.train.folder import load_without_data
 
 NAME, PATCH, CLASSES = "vit_tiny_patch16_224", 16, 4
 BUDGETS = (0, 1, 2, 4, 8)
@@ -83,7 +83,7 @@ def trained(how: argparse.Namespace, steps: int | None) -> Side:
     """A trained run at so many windows without its floor; None is as it is stored."""
 
     def build() -> torch.nn.Module:
-        model = load_served(how.run).model  # needs no data
+        model: Any = load_without_data(how.run)[1]
         if steps is not None:
             model.set_budget(steps, 0.0)
         return model
