@@ -1,14 +1,15 @@
 """Images per second of a model of windows on street scenes, beside plain ViTs that see the scene shrunk.
 
     python benchmarks/large_speed.py results/large/speed.jsonl                 on a GPU; most of the time is compiling
-    python benchmarks/large_speed.py results/large/speed.jsonl --compile no
+    python benchmarks/large_speed.py results/large/speed.jsonl --ways eager
     python benchmarks/large_speed.py results/large/speed.jsonl --run src/adatape/serve/models/street --files FOLDER
 
-Sides are timed in turns, batch by batch. `model` starts from the model's own input, `pixels` from the full scene in
-uint8 on the device, which is scaled there and, for the plain ViTs, shrunk; `decoding` from JPEG bytes, which threads
-decode by Pillow and which are copied to the device. In batches, the next batch is decoded meanwhile; a single image is
-decoded when it is asked for. Files of `--files` become JPEGs first, so that all sides decode the same format. On a GPU
-compiled sides are also replayed as CUDA graphs.
+Sides of a batch that run in the same way (eager, compiled, or compiled and replayed as CUDA graphs) are timed in turns;
+their rows are printed and written before the next way begins. `model` starts from the model's own input, `pixels` from
+the full scene in uint8 on the device, which is scaled there and, for the plain ViTs, shrunk; `decoding` from JPEG
+bytes, which threads decode by Pillow and which are copied to the device. In batches, the next batch is decoded
+meanwhile; a single image is decoded when it is asked for. Files of `--files` become JPEGs first, so that all sides
+decode the same format.
 
 Budgets are those of one model with a view, not compiled; with `--run` those of a trained one, compiled too, and the
 floor that is stored in it, not compiled, since a compiled model encodes the windows below it as well. `--files` decodes
@@ -35,12 +36,13 @@ from record import Row, add_rows, parser_of, settings_of
 from torch import Tensor
 
 import adatape
-from adatape.cuda_graphs import WARM_UP_CALLS, cuda_graphed
+from adatape.cuda_graphs import WARM_UP_CALLS, cuda_graphed, raised_recompile_limit
 from adatape.data.letterbox import letterboxed_pixels
 from adatape.evaluate.cost import cost
 from adatape.evaluate.speed import Call, Outcome, TimedModel, compare, spread
+from adatape.evaluate.timed_models import MODELS_COMPILED, free_memory
 from adatape.macs import total
-from adatape.train.folder import load_run
+from adatape.train.folder import load_without_data
 
 NAME, PATCH, CLASSES = "vit_tiny_patch16_224", 16, 4
 BUDGETS = (0, 1, 2, 4, 8)
@@ -81,7 +83,7 @@ def trained(how: argparse.Namespace, steps: int | None) -> Side:
     """A trained run at so many windows without its floor; None is as it is stored."""
 
     def build() -> torch.nn.Module:
-        model = load_run(how.run)[1]
+        model: Any = load_without_data(how.run)[1]
         if steps is not None:
             model.set_budget(steps, 0.0)
         return model
@@ -205,12 +207,6 @@ def timed_sides(
     }
 
 
-def ways_of(how: argparse.Namespace, side: Side) -> tuple[Way, ...]:
-    if how.compile == "no" or not side.compiles:
-        return ("eager",)
-    return WAYS if torch.device(how.device).type == "cuda" else WAYS[:2]
-
-
 def row_of(how: argparse.Namespace, name: str, batch: int, outcome: Outcome, gmac: float | None) -> Row:
     case = f"{name}, batch {batch}, {torch.device(how.device).type}"
     row: Row = {"case": case, "batch": batch, "settings": settings_of(how)}
@@ -228,20 +224,17 @@ def line(row: Row) -> str:
     return f"{row['case']:<66}{row['images_per_second']:>10.1f}{spent:>20}{gmac:>8}"
 
 
-def rows_of_batch(how: argparse.Namespace, batch: int) -> list[Row]:
-    torch._dynamo.reset()  # batches would count as versions of one compiled model, of which there may be eight
-    scenes = Scenes(how, batch)
-    pixels = scenes()
+def rows_of(how: argparse.Namespace, batch: int, way: Way, scenes: Scenes, pixels: Tensor) -> list[Row]:
     builders: dict[str, Callable[[], TimedModel]] = {"decoding alone": lambda: TimedModel(scenes)}
     gmacs: dict[str, float] = {}
     for side in sides_of(how):
-        gmac = total(cost(side.build())).macs / 1e9
-        for way in ways_of(how, side):
+        if side.compiles or way == "eager":
             found = timed_sides(how, side, way, scenes, pixels)
             builders |= found
-            gmacs |= dict.fromkeys(found, gmac)
+            gmacs |= dict.fromkeys(found, total(cost(side.build())).macs / 1e9)
     synchronize = torch.cuda.synchronize if torch.device(how.device).type == "cuda" else lambda: None
-    outcomes = compare(builders, how.rounds, how.seconds, synchronize, lambda name: print(name, flush=True))
+    with raised_recompile_limit(MODELS_COMPILED):
+        outcomes = compare(builders, how.rounds, how.seconds, synchronize, lambda name: print(name, flush=True))
     return [row_of(how, name, batch, outcome, gmacs.get(name)) for name, outcome in outcomes.items()]
 
 
@@ -256,17 +249,23 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--budgets", type=int, nargs="+", default=BUDGETS[1:], help="numbers of windows of --run")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
-    parser.add_argument("--compile", choices=["yes", "no"], default="yes")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, help="all unless given; graphs need a GPU")
     parser.add_argument("--threads", type=int, default=16, help="that decode")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.1, help="of each side in a round")
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--options", default="{}", help="of the ViT, as JSON")
     how = parser.parse_args(given)
+    how.ways = how.ways or WAYS[: 3 if torch.device(how.device).type == "cuda" else 2]
     for batch in how.batches:
-        rows = rows_of_batch(how, batch)
-        add_rows(how.out, rows, how.device)
-        print("\n".join([f"{'':<66}{'images/s':>10}{'low … high':>20}{'GFLOPs':>8}", *map(line, rows)]), flush=True)
+        scenes = Scenes(how, batch)
+        pixels = scenes()
+        for way in how.ways:
+            free_memory()  # and what earlier models have compiled
+            rows = rows_of(how, batch, way, scenes, pixels)
+            add_rows(how.out, rows, how.device)
+            head = f"{'':<66}{'images/s':>10}{'low … high':>20}{'GFLOPs':>8}"
+            print("\n".join([head, *map(line, rows)]), flush=True)
 
 
 if __name__ == "__main__":

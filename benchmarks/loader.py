@@ -152,12 +152,14 @@ def main(given: Sequence[str] | None = None) -> None:
     rates: dict[str, list[float]] = {"adatape": [], "torchvision": [], "bare": []}
     with nullcontext(chosen.folder) if chosen.folder else tempfile.TemporaryDirectory() as name:
         size = write_folder(Path(name), chosen.images, chosen.workers)
+        print(f"{chosen.images} images of {size:,.0f} bytes", flush=True)
         for _ in range(chosen.rounds):
             for who, loader in (("adatape", ours), ("torchvision", torchvisions)):
                 batches = loader(Path(name), chosen.batch, chosen.workers, chosen.randaug)
                 rates[who].append(rate(batches, chosen.batch, chosen.batches, 1 + 2 * chosen.workers, clock))
                 del batches  # ends its workers
             rates["bare"].append(bare_rate(Path(name), chosen.batch * chosen.batches, chosen.workers, clock))
+            print("  ".join(f"{who} {found[-1]:.1f} images/s" for who, found in rates.items()), flush=True)
     medians = {who: statistics.median(found) for who, found in rates.items()}
     ratio, to_bare = (
         statistics.median(mine / theirs for mine, theirs in zip(rates["adatape"], rates[other], strict=True))

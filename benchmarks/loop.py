@@ -4,7 +4,8 @@
     python benchmarks/loop.py results/loop.jsonl --model adatape_base_patch16_224 --folder JPEGS --workers 16
 
 With `--folder`, JPEGs that `loader.py --folder` has written are decoded by workers, as ImageNet's would be; `loader` is
-then their share: the largest of `bare` and `loader` is the wall.
+then their share: the largest of `bare` and `loader` is the wall. What workers have decoded while another side ran is
+taken before the clock starts.
 Both run in one process, a few dozen steps of each in turn; figures are medians over rounds. The bare side repeats the
 same compiled update on one batch on the device.
 """
@@ -17,7 +18,9 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ import torch
 from record import Row, add_rows, parser_of
 
 from adatape.config import Engine, Experiment, ImageModel, Optimizer
+from adatape.data.loaders import PREFETCHED
 from adatape.data_config import Augment, Images
 from adatape.train.run import RunLogger
 from adatape.train.trainer import Trainer
@@ -61,18 +65,31 @@ def experiment(arguments: argparse.Namespace, data: str) -> Experiment:
     )
 
 
-def timed(sides: dict[str, Callable[[], None]], rounds: int, steps: int, wait: Callable[[], None]) -> dict[str, Any]:
-    """Milliseconds per step of each side, by round; sides alternate."""
+Steps = Generator[None, None, None]  # endless
+
+
+def timed(
+    sides: dict[str, Callable[[], Steps]], rounds: int, steps: int, wait: Callable[[], None], ahead: int = 0
+) -> dict[str, list[float]]:
+    """Milliseconds per step of each side, by round; sides alternate, and the first `ahead` steps are not timed."""
     took: dict[str, list[float]] = {name: [] for name in sides}
     for side in sides.values():  # warm-up: compile, capture
-        side()
-    for _, (name, side) in itertools.product(range(rounds), sides.items()):
-        wait()
-        began = time.perf_counter()
-        side()
-        wait()
-        took[name].append(1e3 * (time.perf_counter() - began) / steps)
+        with closing(side()) as each:
+            take(each, steps)
+    for number, (name, side) in itertools.product(range(rounds), sides.items()):
+        with closing(side()) as each:
+            take(each, ahead)
+            wait()
+            began = time.perf_counter()
+            take(each, steps)
+            wait()
+            took[name].append(1e3 * (time.perf_counter() - began) / steps)
+        print(f"round {number + 1} of {rounds}: {name} {took[name][-1]:.2f} ms", flush=True)
     return took
+
+
+def take(steps: Iterator[None], count: int) -> None:
+    deque(itertools.islice(steps, count), maxlen=0)
 
 
 def saves(logger: RunLogger, count: int = 3) -> list[float]:
@@ -94,22 +111,25 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Row:
     logger = RunLogger(trainer, folder, lambda _: None, {})
     steps, batch = trainer.train(10**6), next(trainer.task.batches(0))
 
-    def whole() -> None:
-        for stats in itertools.islice(steps, arguments.steps):
+    def whole() -> Steps:
+        for stats in steps:
             logger.on_step(stats)
+            yield
 
-    def bare() -> None:
-        for _ in range(arguments.steps):
+    def bare() -> Steps:
+        while True:
             trainer.update(batch)
+            yield
 
-    def loader() -> None:
-        for _ in itertools.islice(trainer.task.batches(0), arguments.steps):
-            pass
+    def loader() -> Steps:
+        with closing(trainer.task.batches(0)) as batches:  # type: ignore[type-var]  # its workers end here
+            for _ in batches:
+                yield
 
     wait = torch.cuda.synchronize if arguments.device == "cuda" else lambda: None
     with logger:
         sides = {"whole": whole, "bare": bare, "loader": loader}
-        took = timed(sides, arguments.rounds, arguments.steps, wait)
+        took = timed(sides, arguments.rounds, arguments.steps, wait, PREFETCHED * arguments.workers)
         saved = saves(logger)
     median = {name: statistics.median(values) for name, values in took.items()}
     with_saves = median["whole"] + 1e3 * saved[-1] / arguments.checkpoint_every

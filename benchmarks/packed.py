@@ -5,10 +5,11 @@
 
 Tape lengths are uniform from 0 to T, for T of 5, 50 and 90 % of the sequence; A-ViT's tokens are random and halt by
 their scores. `law` is (time packed ÷ time padded) ÷ (tokens packed ÷ tokens padded). `padded` is the model's default;
-`unmasked`, a stronger baseline, runs all rows without a mask. Models that repeat blocks (UT, U2T, UViT, PonderNet) halt
-after about half their steps and exit; `law` is (time ÷ time of all steps) ÷ (multiply-adds ÷ those of all steps). All
-run in turn in one process; ratios are medians over rounds, of wall time, or on a CPU with one thread of processor time,
-which does not depend on other programs.
+`unmasked`, a stronger baseline, runs all rows without a mask; `waits` is A-ViT packed by a form that waits for the
+number of running tokens before it launches what does not need it. Models that repeat blocks (UT, U2T, UViT, PonderNet)
+halt after about half their steps and exit; `law` is (time ÷ time of all steps) ÷ (multiply-adds ÷ those of all steps).
+All run in turn in one process; ratios are medians over rounds, of wall time, or on a CPU with one thread of processor
+time, which does not depend on other programs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import timm
 import torch
@@ -30,8 +32,9 @@ import adatape
 from adatape.config import ReaderConfig
 from adatape.evaluate.speed import interleaved, repeats_within, spread
 from adatape.macs import total
-from adatape.models import AViT
+from adatape.models import AViT, avit
 from adatape.models.avit import tokens_per_layer
+from adatape.packing import PendingPacking, launch_packing
 from adatape.records import Tape
 
 SHARES = {5: (224, 10), 50: (224, 196), 90: (64, 144)}  # per cent of tape: image size, tape tokens
@@ -73,7 +76,19 @@ def avit_sides(arguments: argparse.Namespace) -> tuple[Sides, float]:
     model.embed = lambda _: tokens
     with torch.no_grad(), context(arguments):
         steps = model(torch.zeros(arguments.batch, 3, size, size, device=arguments.device), output=True).steps
-    return sides_of(model, size, tokens), tokens_per_layer(steps.weight).mean().item() / count
+    sides = sides_of(model, size, tokens)
+
+    def waits() -> Tensor:
+        with mock.patch.object(avit, "launch_packing", launch_and_wait):
+            return sides["packed"]()
+
+    return sides | {"waits": waits}, tokens_per_layer(steps.weight).mean().item() / count
+
+
+def launch_and_wait(keep: Tensor) -> PendingPacking:
+    pending = launch_packing(keep)
+    pending.sync()
+    return pending
 
 
 def exit_sides(arguments: argparse.Namespace, family: str) -> tuple[Sides, float]:

@@ -2,7 +2,7 @@
 
 On a GPU the steps of all models are parallel branches of one CUDA graph. Runs that have data, seed and batch in common
 share their batches, so that images are read and augmented once for all of them. Results equal those of single runs,
-except for random numbers drawn without a key (stochastic depth). Stopped runs cannot be resumed.
+except for random numbers drawn without a key (stochastic depth). SIGTERM saves all of them, and `--resume` goes on.
 
     python research/fleet.py CONFIG.json --over seed=0,1,2 --over optimizer.lr=1e-3,3e-4 --together 8 --out runs/fleet
 """
@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from torch import Tensor
 from adatape.config import Experiment
 from adatape.cuda_graphs import Tensors, cuda_graphed, raised_recompile_limit
 from adatape.data.batch import Batch
-from adatape.train.folder import load_config, new_folder
+from adatape.train.folder import check_same, load_config, new_folder
+from adatape.train.lock import write_lock
 from adatape.train.parallel import local_device
-from adatape.train.run import OnStatus, RunLogger
+from adatape.train.run import OnStatus, RunLogger, restore
 from adatape.train.stop import Stop, Stopped
 from adatape.train.sweep import combinations
 from adatape.train.task import Task, build_for
@@ -73,12 +74,14 @@ class Fleet:
         self.update = cuda_graphed(self._update) if on_gpu else self._update
 
     def train(self) -> Iterator[list[Stats]]:
-        """Trains all steps; yields the figures of every trainer."""
-        first = self.trainers[0]
+        """Trains all steps that are left; yields the figures of every trainer."""
+        first, taken = self.trainers[0], [trainer.step for trainer in self.trainers]
+        if len(set(taken)) > 1:
+            raise ValueError(f"the runs stand at steps {taken}; they must be at the same one: remove their folders")
         for trainer in self.trainers:
             trainer.model.train()
-        batches = zip(*(task.batches(0) for task in self.sources.values()), strict=True)  # endless
-        for _, each in zip(range(first.experiment.optimizer.steps), batches, strict=False):
+        batches = zip(*(task.batches(first.step) for task in self.sources.values()), strict=True)  # endless
+        for _, each in zip(range(first.step, first.experiment.optimizer.steps), batches, strict=False):
             for trainer in self.trainers:
                 trainer.stepper.set_rate(trainer.step)
             first.seed_noise()
@@ -114,32 +117,59 @@ def _shared(task: Task, experiment: Experiment) -> Task:
 
 
 def run_together(
-    experiments: Sequence[Experiment], folders: Sequence[Path], device: str, watch: OnStatus = lambda _: None
+    experiments: Sequence[Experiment],
+    folders: Sequence[Path],
+    device: str,
+    watch: OnStatus = lambda _: None,
+    resume: bool = False,
 ) -> list[dict[str, Any]]:
-    """As `run` for each experiment, with the same folders; `watch` gets the first run. It cannot resume.
+    """As `run` for each experiment, with the same folders; `watch` gets the first run.
 
     The result of a failed run is `{"error": why}`, and the others continue. Times are those of all runs together.
     """
     with ExitStack() as held:
         with _room_for(experiments), Stop() as stop:
             fleet = Fleet(experiments, local_device(device))
-            for experiment, folder in zip(experiments, folders, strict=True):
-                held.enter_context(new_folder(folder, experiment, device, begun=lambda: fleet.trainers[0].step > 0))
+            facts = [
+                held.enter_context(_folder_of(*each, device, resume))
+                for each in zip(fleet.trainers, folders, strict=True)
+            ]
             watches = [watch, *[lambda _: None] * (len(folders) - 1)]
-            loggers = [RunLogger(*each, facts={}) for each in zip(fleet.trainers, folders, watches, strict=True)]
+            loggers = [RunLogger(*each) for each in zip(fleet.trainers, folders, watches, facts, strict=True)]
             errors: dict[RunLogger, str] = {}
             with ExitStack() as open_loggers:
                 for logger in loggers:
                     open_loggers.enter_context(logger)
-                for step, each in enumerate(fleet.train(), 1):
+                for each in fleet.train():
                     _note(loggers, each, errors)
+                    step = fleet.trainers[0].step
                     if stop.code is not None and step < experiments[0].optimizer.steps:
-                        raise Stopped(stop.code, f"stopped at step {step}; runs side by side begin anew")
+                        _save(loggers)
+                        raise Stopped(stop.code, f"stopped at step {step} and saved; with --resume all of them go on")
             seconds = loggers[0].seconds
         return [
             {"error": errors[logger]} if logger in errors else logger.finalize(seconds=seconds, together=len(loggers))
             for logger in loggers
         ]
+
+
+@contextmanager
+def _folder_of(trainer: Trainer, folder: Path, device: str, resume: bool) -> Iterator[dict[str, Any]]:
+    """Holds the folder of a new run, or of one that goes on from its checkpoint; gives the facts saved with that."""
+    if resume and (folder / "config.json").is_file():
+        check_same(folder, trainer.experiment)
+        with write_lock(folder, print):
+            yield restore(trainer, folder, print)
+    else:
+        with new_folder(folder, trainer.experiment, device, begun=lambda: trainer.step > 0):
+            yield {}
+
+
+def _save(loggers: Sequence[RunLogger]) -> None:
+    for logger in loggers:
+        logger.save()
+    for logger in loggers:
+        logger.saver.wait()
 
 
 def _note(loggers: Sequence[RunLogger], each: Sequence[Stats], errors: dict[RunLogger, str]) -> None:
@@ -177,12 +207,15 @@ def _check_alike(experiments: Sequence[Experiment]) -> None:
                 raise ValueError(f"{name} is {value}; it must be {theirs[name]}, as in the first run")
 
 
-def sweep_together(experiment: Experiment, over: list[str], out: Path, device: str, most: int) -> list[dict[str, Any]]:
+def sweep_together(
+    experiment: Experiment, over: list[str], out: Path, device: str, most: int, resume: bool = False
+) -> list[dict[str, Any]]:
     """Trains every combination of fields, at most `most` at a time; one row for each, in their order."""
     grid = combinations(experiment, over)
     rows: list[dict[str, Any]] = [{} for _ in grid]
     for places in fleets([each for _, each in grid], most):
-        results = run_together([grid[place][1] for place in places], [out / str(place) for place in places], device)
+        folders = [out / str(place) for place in places]
+        results = run_together([grid[place][1] for place in places], folders, device, resume=resume)
         for place, result in zip(places, results, strict=True):
             rows[place] = {**grid[place][0], **{key: result[key] for key in SHOWN if key in result}}
     (out / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
@@ -196,9 +229,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--together", type=int, default=8, help="runs side by side, at most")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--resume", action="store_true", help="go on with runs that were stopped")
     given = parser.parse_args(arguments)
     experiment = load_config(given.config, trust=True)
-    for row in sweep_together(experiment, given.over, given.out, given.device, given.together):
+    for row in sweep_together(experiment, given.over, given.out, given.device, given.together, given.resume):
         print(json.dumps(row))
 
 

@@ -1,10 +1,15 @@
 """Runs grids of parity experiments in several processes; each run becomes a row of a study.
 
     python research/parity.py results/parity.jsonl "--length 16,32 --seed 0,1,2" "--length 16 --system order" --jobs 2
+    python research/parity.py results/figure.jsonl "--length 16 --system ut,transformer --seed 0,1,2" --together 6
     python research/parity.py --margins            accuracy of a small AdaTape, trained at N = 16, on longer sequences
 
 Each quoted argument is one grid: the product of comma-separated options of `adatape train parity`. `--also` evaluates
 each trained model at other lengths. A run that is not done after `--minutes` is stopped and marked.
+
+With `--together` so many runs at a time are branches of one CUDA graph (`fleet.py`) and take all their steps, also
+where they would stop early alone. Runs that the file has a result of are left out; with `--runs`, those that SIGTERM
+stopped go on if the same command is given again.
 """
 
 from __future__ import annotations
@@ -21,17 +26,23 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from rows import Row, add_rows
+from fleet import fleets, run_together
+from rows import Row, add_rows, read_rows
 
+from adatape.config import Experiment
 from adatape.data.parity import held_out_set
+from adatape.evaluate.device import pick_device
 from adatape.models.adatape import AdaTape
-from adatape.recipes import parity_small
+from adatape.recipes import parity, parity_small
 from adatape.train.logger import METRICS, read_metrics
+from adatape.train.sweep import with_fields
 from adatape.train.trainer import Trainer
+from adatape.validation import value_of
 
 ADATAPE = [sys.executable, "-m", "adatape.cli"]
 
@@ -54,6 +65,10 @@ def train(options: list[str], folder: Path, device: str, also: list[str], deadli
         return {**row, "unfinished": "stopped: the time was up", "curve": curve_of(folder)}
     except subprocess.CalledProcessError as error:
         return {**row, "unfinished": error.stderr.strip().splitlines()[-1]}
+    return finished(row, folder, also, device)
+
+
+def finished(row: Row, folder: Path, also: list[str], device: str) -> Row:
     return {
         **row,
         "result": json.loads((folder / "result.json").read_text()),
@@ -85,6 +100,39 @@ def describe(row: Row) -> str:
         return f"{row['unfinished']} {row.get('curve', [])[-1:]}"
     result = row["result"]
     return f"{result['accuracy']:.4f}  step {result['steps']}  {result['seconds']:.0f} s  {row['elsewhere'] or ''}"
+
+
+def experiment_of(options: list[str], evaluate_every: int | None) -> Experiment:
+    """What `adatape train parity OPTIONS` trains, to its last step."""
+    named = zip(options[::2], options[1::2], strict=True)
+    given = {name.removeprefix("--").replace("-", "_"): value_of(value) for name, value in named}
+    every = {} if evaluate_every is None else {"evaluate_every": evaluate_every}
+    return with_fields(parity(**given), {"stop_at": None, **every})
+
+
+def work_together(arguments: argparse.Namespace, folder: Path) -> None:
+    also = [length for length in arguments.also.split(",") if length]
+    done = {row["run"] for row in read_rows(arguments.out) if "result" in row}
+    every = [options for grid in arguments.grids for options in runs_of(grid)]
+    runs = [options for options in every if " ".join(options) not in done]
+    experiments = [experiment_of(options, arguments.evaluate_every) for options in runs]
+    device = pick_device(arguments.device)
+    for places in fleets(experiments, arguments.together):
+        names = [" ".join(runs[place]) for place in places]
+        folders = [folder / name.replace("--", "").replace(" ", "-") for name in names]
+        print("\n".join(["together:", *names]), flush=True)
+        results = run_together([experiments[place] for place in places], folders, device, show, resume=True)
+        for name, at, result in zip(names, folders, results, strict=True):
+            row: Row = {"run": name, "options": name}
+            failed = {"unfinished": result.get("error"), "curve": curve_of(at)}
+            row = row | failed if "error" in result else finished(row, at, also, device)
+            add_rows(arguments.out, [row])
+            print(f"{name:60s} {describe(row)}", flush=True)
+
+
+def show(status: Any) -> None:
+    if status.score is not None:
+        print(f"step {status.step} of {status.steps}, first run {status.score.accuracy:.4f}", flush=True)
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -132,10 +180,16 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--also", default="", help="comma-separated lengths")
+    parser.add_argument("--together", type=int, help="runs in one CUDA graph")
+    parser.add_argument("--runs", type=Path, help="keeps run folders of --together, so that they can go on")
+    parser.add_argument("--evaluate-every", type=int, help="steps between validations, with --together")
     parser.add_argument("--margins", action="store_true")
     arguments = parser.parse_args(given)
     if arguments.margins:
         print_margins()
+    elif arguments.out and arguments.grids and arguments.together:
+        with nullcontext(arguments.runs) if arguments.runs else tempfile.TemporaryDirectory() as folder:
+            work_together(arguments, Path(folder))
     elif arguments.out and arguments.grids:
         work(arguments)
     else:

@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -48,6 +50,16 @@ ENGINE = {
 SMALL = {"model.options.embed_dim": 32, "model.options.num_heads": 2}
 EVERY = ENGINE["engine.checkpoint_every"]
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def why_not_interpreted() -> str | None:
+    """Why Triton's interpreter does not run kernels here; None where it does."""
+    if find_spec("triton") is None or torch.cuda.is_available():
+        return "Triton interprets where there is no GPU; tests/gpu has the kernels themselves"
+    triton, numpy = (tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy"))
+    if triton < (3, 7) and numpy >= (2, 4):  # torch 2.11 has triton 3.6
+        return "triton 3.6 interprets with numpy before 2.4, which made int() of an array of one element an error"
+    return None
 
 
 def tiny(family: str = "adatape", steps: int = 12, **fields: Any) -> Experiment:

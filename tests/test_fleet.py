@@ -16,6 +16,7 @@ from small_runs import tiny
 from adatape.config import to_dict
 from adatape.recipes import parity_small
 from adatape.train.folder import WEIGHTS
+from adatape.train.logger import METRICS, read_metrics
 from adatape.train.run import RunLogger, run
 from adatape.train.stop import Stopped
 from adatape.train.sweep import with_fields
@@ -107,7 +108,7 @@ def test_one_that_fails_leaves_the_others_alone(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("at", "stops"), [(2, True), (3, False)])
-def test_a_signal_ends_it_unless_all_is_done(
+def test_a_signal_saves_all_unless_all_is_done_and_they_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, stops: bool
 ) -> None:
     after = RunLogger.on_step
@@ -117,9 +118,26 @@ def test_a_signal_ends_it_unless_all_is_done(
         if self.trainer.step == at:
             signal.raise_signal(signal.SIGTERM)
 
+    experiments = [tiny(system, steps=3, engine__checkpoint_every=100) for system in ("parity adatape", "parity ut")]
+    folders, alone = ([tmp_path / f"{n}{how}" for n in range(2)] for how in ("", "-undisturbed"))
+    run_together(experiments, alone, "cpu")
     monkeypatch.setattr(RunLogger, "on_step", signalled)
-    with pytest.raises(Stopped, match="begin anew") if stops else nullcontext():
-        assert len(run_together([tiny("plainvit", steps=3)], [tmp_path / "run"], "cpu")) == 1
+    with pytest.raises(Stopped, match="stopped at step 2 and saved") if stops else nullcontext():
+        assert len(run_together(experiments, folders, "cpu")) == 2
+    monkeypatch.setattr(RunLogger, "on_step", after)
+    run_together(experiments, folders, "cpu", resume=True)
+    for mine, theirs in zip(folders, alone, strict=True):
+        weights, undisturbed = (load_file(at / WEIGHTS) for at in (mine, theirs))
+        assert all(torch.equal(weights[name], undisturbed[name]) for name in undisturbed)
+        lines = [read_metrics(at / METRICS).lines for at in (mine, theirs)]
+        assert [line["step"] for line in lines[0]] == [line["step"] for line in lines[1]]
+
+
+def test_runs_that_stand_at_different_steps_do_not_go_on_together() -> None:
+    fleet = Fleet([tiny("plainvit"), tiny("vit")], "cpu")
+    fleet.trainers[1].step = 2
+    with pytest.raises(ValueError, match=r"stand at steps \[0, 2\]"):
+        next(fleet.train())
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from small_runs import LONG
+from small_runs import LONG, why_not_interpreted
 from torch import Tensor
 
 from adatape.atr import recompute_weights
@@ -25,10 +25,7 @@ from adatape.records import Tape
 ROOT = Path(__file__).parents[1]
 
 
-needs_interpreter = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or torch.cuda.is_available(),
-    reason="Triton interprets where there is no GPU; tests/gpu has the kernel itself",
-)
+needs_interpreter = pytest.mark.skipif(why_not_interpreted() is not None, reason=str(why_not_interpreted()))
 
 
 def case(seed: int) -> tuple[Tensor, Tensor, Tensor | None, ReadParams]:

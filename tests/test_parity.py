@@ -7,6 +7,9 @@ import itertools
 
 import pytest
 import torch
+from graphable import FromHost
+from torch._subclasses import FakeTensorMode
+from torch.func import functional_call
 
 from adatape.atr import read_tape
 from adatape.config import Experiment, Optimizer, from_dict, to_dict
@@ -15,6 +18,7 @@ from adatape.data_config import Parity
 from adatape.models.sequence import build_sequence_model
 from adatape.recipes import RECIPES, parity, parity_small
 from adatape.train.optim import rate_at
+from adatape.train.task import build_for
 from adatape.train.trainer import Trainer
 
 SYSTEMS = ("adatape", "transformer", "ut", "singles", "random", "order")
@@ -157,3 +161,15 @@ def test_a_given_ponder_weight_is_kept_by_every_system() -> None:
 def test_the_ponder_weight_enters_the_loss() -> None:
     with_ponder, without = (next(iter(Trainer(tiny(ponder_weight=w)).train(1))) for w in (0.5, 0.0))
     assert with_ponder.loss > without.loss
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_training_step_can_be_a_cuda_graph(system: str) -> None:
+    model = build_for(tiny(system)).train()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        weights = {name: torch.empty_like(each, device="cuda") for name, each in model.state_dict().items()}
+        symbols, label, key = (torch.empty(*shape, dtype=torch.int64, device="cuda") for shape in ((4, 8), (4,), (4,)))
+        with FromHost() as seen:
+            output = functional_call(model, weights, (symbols,), {"output": True, "key": key})
+            model.loss(output, label, 0.01)
+    assert seen.found == []

@@ -16,6 +16,7 @@ from small_runs import LONG
 
 from adatape.models.adatape import AdaTape
 from adatape.recipes import parity_small
+from adatape.train.sweep import with_fields
 from adatape.train.task import build_for
 
 STARTED = [path for path in SCRIPTS if "__main__" in path.read_text()]
@@ -30,7 +31,7 @@ SMALLEST = {
     "reader": "--device cpu --batch 1 --width 96 --sizes 100",
     "large": "--device cpu --sides 160 --tile 64 --steps 2 --search 4 --rounds 1 --precision fp32 "
     f"--options '{SMALL_VIT}'",
-    "large_speed": "--device cpu --image 160 192 --patches 2x3 --batches 1 2 --compile no --threads 1 --rounds 1 "
+    "large_speed": "--device cpu --image 160 192 --patches 2x3 --batches 1 2 --ways eager --threads 1 --rounds 1 "
     f"--seconds 0.01 --precision fp32 --options '{SMALL_VIT}'",
     "retrieval": "--rows 3000 --width 16 --centres 20 --cells 8 --probes 2 --kinds ivf --batch 2 --rounds 1 --recall 2",
     "loader": "--workers 0 --images 8 --batch 4 --batches 1 --rounds 1",
@@ -93,6 +94,26 @@ def test_servers_answer_their_load(name: str, given: list[str], cases: int, tmp_
     assert all(row["requests_per_second"] > 0 and row["errors"] == 0 for row in rows)
 
 
+@pytest.mark.usefixtures("here")
+def test_a_trained_run_is_timed_where_its_data_is_not_at_hand() -> None:
+    how = Namespace(run=ROOT / "src" / "adatape" / "serve" / "models" / "street", image=[800, 1360])
+    for steps, floored in ((2, False), (None, True)):
+        model = script("benchmarks/large_speed.py").trained(how, steps).build()
+        assert steps in (None, model.steps)
+        assert (model.floor > 0) == floored
+
+
+def test_a_model_cut_in_two_answers_as_a_whole() -> None:
+    by_length = script("benchmarks/by_length.py")
+    how = Namespace(size="tiny", bank_size=100, device="cpu", compile=False)
+    model, images = by_length.build(how, 16), torch.randn(3, 3, 224, 224)
+    by_length.set_lengths(model, torch.tensor([3, 1, 5]), 5)
+    parts = by_length.Parts(model, lambda function: function)
+    with torch.no_grad():
+        torch.testing.assert_close(parts(images), model(images), atol=1e-5, rtol=1e-5)
+    assert list(parts.blocks) == [6]
+
+
 def test_packed_and_padded_sides_compute_the_same() -> None:
     packed = script("benchmarks/packed.py")
     how = Namespace(model="vit_tiny_patch16_224", batch=3, device="cpu", dtype="fp32", compile=False)
@@ -101,6 +122,8 @@ def test_packed_and_padded_sides_compute_the_same() -> None:
         with torch.no_grad():
             torch.testing.assert_close(sides["packed"](), sides["padded"](), atol=1e-4, rtol=1e-4)
             assert sides["unmasked"]().isfinite().all()
+            if "waits" in sides:
+                assert torch.equal(sides["packed"](), sides["waits"]())
 
 
 def test_a_comparison_of_speed_is_one_case() -> None:
@@ -122,6 +145,23 @@ def test_a_grid_of_parity_is_multiplied_out_and_what_is_late_says_so(tmp_path: P
     parity.main([str(out), "--length 8,16 --seed 0", "--minutes", "-1"])
     assert [row["run"] for row in rows_in(out)] == ["--length 8 --seed 0", "--length 16 --seed 0"]
     assert all("not started" in row["unfinished"] for row in rows_in(out))
+
+
+def test_runs_of_a_grid_train_together_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parity, out = script("research/parity.py"), tmp_path / "parity.jsonl"
+    small = {"data.held_out": 40, "optimizer.batch": 8}
+    monkeypatch.setattr(parity, "parity", lambda **given: with_fields(parity_small(**given), small))
+    given = [str(out), "--length 8 --system adatape,ut --steps 1", "--together", "2", "--runs", str(tmp_path / "runs")]
+    parity.main([*given, "--evaluate-every", "1", "--device", "cpu"])
+    told = capsys.readouterr().out
+    assert "together:\n--length 8 --system adatape --steps 1\n--length 8 --system ut --steps 1" in told
+    rows = rows_in(out)
+    assert [row["run"] for row in rows] == [f"--length 8 --system {name} --steps 1" for name in ("adatape", "ut")]
+    assert all(row["result"]["together"] == 2 and row["curve"][-1][0] == 1 for row in rows)
+    parity.main([*given, "--device", "cpu"])
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

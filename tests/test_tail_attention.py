@@ -3,7 +3,6 @@ and sequences by their edges, where each is attended to on its own."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -11,9 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scripts import script
+from small_runs import why_not_interpreted
 
-if importlib.util.find_spec("triton") is None or torch.cuda.is_available():
-    pytest.skip("Triton interprets where there is no GPU; there the script checks itself", allow_module_level=True)
+if why_not_interpreted() is not None:
+    pytest.skip(str(why_not_interpreted()), allow_module_level=True)
 tail = script("research/tail_attention.py")
 SMALL = tail.Tiles(16, 32, 4, 1)
 

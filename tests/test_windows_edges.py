@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from graphable import FromHost
 from test_cost import counted
 from test_windows import IMAGE, images, read, small, small_vit
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import adatape
 from adatape.macs import total
@@ -91,24 +90,6 @@ def test_boxes_of_the_tape_are_the_pixels_that_were_encoded(
     assert beyond
 
 
-class FromHost(TorchDispatchMode):
-    """Notes what a CUDA graph cannot hold: copies between host and device, and looking at a value."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given, made = (
-            {each.device.type for each in tree_leaves(part) if isinstance(each, torch.Tensor)}
-            for part in ((args, kwargs), out)
-        )
-        if func is torch.ops.aten._local_scalar_dense.default or {"cpu", "cuda"} <= given | made:
-            self.found.append(str(func))
-        return out
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"view": 32, "layer": 1, "search": 12}, {"labels": "several", "search": 12, "training_steps": 3}]
 )
@@ -122,6 +103,17 @@ def test_a_training_step_can_be_a_cuda_graph(options: dict[str, Any]) -> None:
         with FromHost() as seen:
             out = functional_call(model, weights, (x,), {"output": True, "key": key})
             model.loss(out, target, 0.0, "sigmoid" if several else "softmax")
+    assert seen.found == []
+
+
+@pytest.mark.parametrize("options", [{}, {"view": 32, "layer": 2}])
+def test_inference_can_be_a_cuda_graph(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adatape.models.windows.is_compiling_or_capturing", lambda: True)
+    model = small(**options).eval()
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), FromHost() as seen:
+        weights = {name: torch.empty_like(each, device="cuda") for name, each in model.state_dict().items()}
+        seen.found.clear()
+        functional_call(model, weights, (torch.empty(3, 3, *IMAGE, device="cuda"),))
     assert seen.found == []
 
 

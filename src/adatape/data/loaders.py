@@ -57,7 +57,11 @@ class ParityLoader:
             symbols, label = training_batch(self.data.length, self.batch, self.seed, step)
             position = torch.arange(step * self.batch + start, step * self.batch + stop)
             key = keys_of(key_of(self.seed, MODEL), position)
-            yield Batch(*(each.to(self.device) for each in (symbols[start:stop], label[start:stop], key)))
+            yield Batch(*map(self._moved, (symbols[start:stop], label[start:stop], key)))
+
+    def _moved(self, x: Tensor) -> Tensor:
+        """On the device; from pinned memory, since a GPU copies other memory only once its earlier work is done."""
+        return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x.to(self.device)
 
     def epoch(self, step: int) -> None:
         """None: there are no epochs."""

@@ -17,16 +17,13 @@ from adatape.config import Budget, Experiment, ImageModel
 from adatape.data.imageset import ImageSet
 from adatape.data.sets import open_set
 from adatape.data_config import Images, Megapixel, Parity, Scenes
-from adatape.evaluate.budget import apply_budget
 from adatape.models.base import Adaptive
 from adatape.models.sequence import SymbolEmbed
 from adatape.serve.budgets import as_dict, served_range, tokens_a_step
 from adatape.serve.likeness import Reference, load_reference
 from adatape.serve.stops import Stop, bound, stops_of
-from adatape.train.folder import RESULT, WEIGHTS, load_config, load_finished, load_run, load_weights
-from adatape.train.task import build_image_model
+from adatape.train.folder import RESULT, load_config, load_run, load_without_data
 from adatape.train.trust import check_links
-from adatape.train.weights import read_weights
 from adatape.validation import one_line
 
 PACKAGED = {name: Path(__file__).parent / "models" / name for name in ("street", "digits")}
@@ -45,7 +42,6 @@ METHODS = {
     "ponder": "PonderNet",
 }
 OWN_FILES = ("folder", "arrays", "shards", "scenes")  # sources that are named by where they lie
-STEM, HEAD = "vit.patch_embed.proj.weight", "vit.head.weight"
 
 
 class ServedModel(NamedTuple):
@@ -109,7 +105,7 @@ def _loaded(folder: Path, trust: bool) -> ServedModel:
     if data is not None and of_images:
         images, missing = _test_images(replace(data, path=str(folder / EXAMPLES)) if own else data)  # type: ignore[arg-type]
     at_hand = not of_images or (images is not None and not own)
-    experiment, model = load_run(folder, trust=trust) if at_hand else _without_data(folder)
+    experiment, model = load_run(folder, trust=trust) if at_hand else load_without_data(folder)
     names = images.names if images else [str(label) for label in range(model.num_classes)]
     if len(names) != model.num_classes:
         raise ValueError(
@@ -130,23 +126,6 @@ def _test_images(data: Images | Parity | Scenes | Megapixel) -> tuple[ImageSet |
         return images, "" if images else f"the data set {kept}"
     except (ValueError, OSError) as error:
         return None, f"the data set is not at hand: {one_line(error)}"
-
-
-def _without_data(folder: Path) -> tuple[Experiment, Adaptive]:
-    """A server need not have the data set: the weights say how many channels and classes there are."""
-    experiment = load_finished(folder)
-    weights = read_weights(folder / WEIGHTS)
-    size = experiment.data.image_size
-    if not isinstance(experiment.model, ImageModel) or size is None:
-        raise ValueError(f"{folder}/config.json mixes images with a model of sequences")
-    if STEM not in weights or HEAD not in weights:
-        raise ValueError(f"{folder / WEIGHTS} lacks {STEM} or {HEAD}; it must be a model's")
-    channels, classes = weights[STEM].shape[1], weights[HEAD].shape[0]
-    model = build_image_model(experiment.model, size, channels, classes, weights=False)
-    load_weights(model, folder / WEIGHTS, experiment)
-    if experiment.model.budget is not None:
-        apply_budget(model, experiment.model.budget)
-    return experiment, model
 
 
 def _figure(folder: Path, name: str) -> float | None:

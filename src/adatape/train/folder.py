@@ -17,7 +17,7 @@ import timm
 import torch
 
 import adatape
-from adatape.config import Budget, Experiment, to_dict
+from adatape.config import Budget, Experiment, ImageModel, to_dict
 from adatape.evaluate.budget import apply_budget
 from adatape.limits import CountOrZero, NotNegative, Share
 from adatape.models.base import Adaptive
@@ -25,7 +25,7 @@ from adatape.reader import TapeReader
 from adatape.train.files import PARTIAL, atomic_write
 from adatape.train.identity import check_identity
 from adatape.train.lock import LOCK, command_line, write_lock
-from adatape.train.task import build_for
+from adatape.train.task import build_for, build_image_model
 from adatape.train.trust import check_links, untrusted
 from adatape.train.weights import expect_stamp, read_weights
 from adatape.validation import check_values, first_few, read_object, read_record
@@ -33,6 +33,7 @@ from adatape.validation import check_values, first_few, read_object, read_record
 CHECKPOINTS = "checkpoints"
 WEIGHTS = Path(CHECKPOINTS) / "model.safetensors"
 RESULT = "result.json"
+STEM, HEAD = "vit.patch_embed.proj.weight", "vit.head.weight"
 MAY_MOVE = ("data.path", "data.download")  # may differ from the fields stored with the weights: data can be moved
 RESULT_FIGURES = {
     "accuracy": Share,
@@ -136,6 +137,24 @@ def load_run(
         apply_budget(model, experiment.model.budget)
     if length is not None:
         _at_length(experiment, model, length)
+    return experiment, model
+
+
+def load_without_data(folder: Path) -> tuple[Experiment, Adaptive]:
+    """`load_run` of a model of images where the data set is not at hand: its weights say how many channels and classes
+    there are."""
+    experiment = load_finished(folder)
+    weights = read_weights(folder / WEIGHTS)
+    size = experiment.data.image_size
+    if not isinstance(experiment.model, ImageModel) or size is None:
+        raise ValueError(f"{folder}/config.json mixes images with a model of sequences")
+    if STEM not in weights or HEAD not in weights:
+        raise ValueError(f"{folder / WEIGHTS} lacks {STEM} or {HEAD}; it must be a model's")
+    channels, classes = weights[STEM].shape[1], weights[HEAD].shape[0]
+    model = build_image_model(experiment.model, size, channels, classes, weights=False)
+    load_weights(model, folder / WEIGHTS, experiment)
+    if experiment.model.budget is not None:
+        apply_budget(model, experiment.model.budget)
     return experiment, model
 
 
