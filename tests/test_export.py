@@ -272,3 +272,18 @@ def test_the_command_says_how_far_the_file_is_from_the_model(made: Any, tmp_path
     assert found["largest_difference"] <= 1e-5
     assert "m.pt2" in export_table(made_now).notes[-1]
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch"])
+def test_a_file_that_cannot_be_run_is_removed_and_the_reason_is_one_line(
+    made: Any, to: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path) -> None:
+        assert path.stat().st_size
+        raise RuntimeError("no kernel\nfor this node")
+
+    monkeypatch.setattr("adatape.export.open_export", fails)
+    with pytest.raises(ValueError, match=r"cannot be run, so it was removed: no kernel") as raised:
+        write_export(made("plain", "onnx").folder, to, tmp_path / f"m{SUFFIX[to]}")
+    assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []

@@ -306,9 +306,19 @@ def write_export(folder: Path, to: Format = "onnx", out: Path | None = None, tru
     began = time.perf_counter()
     path = export_run(folder, to, out, trust)
     seconds = time.perf_counter() - began
-    checks = [] if to == "onnx" and find_spec("onnxruntime") is None else compare(path, *load_run(folder, trust=trust))
+    checks = [] if to == "onnx" and find_spec("onnxruntime") is None else _checked(path, *load_run(folder, trust=trust))
     largest = max((each.difference for each in checks), default=None)
     return ExportResult(path, to, path.stat().st_size, seconds, checks, largest)
+
+
+def _checked(path: Path, experiment: Experiment, model: Adaptive) -> list[Difference]:
+    """`compare`, which removes a file that cannot be run."""
+    try:
+        return compare(path, experiment, model)
+    except Exception as error:  # runtimes have errors of their own
+        for each in (path, path.with_suffix(".json")) if path.suffix == SUFFIX["torch"] else (path,):
+            each.unlink(missing_ok=True)
+        raise ValueError(f"{path} was written but cannot be run, so it was removed: {one_line(error)}") from error
 
 
 def compare(path: Path, experiment: Experiment, model: Adaptive) -> list[Difference]:
