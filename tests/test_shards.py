@@ -11,14 +11,17 @@ import os
 import shutil
 import tarfile
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from adatape.data import shards, streams
+from adatape.data.decode import BrokenImage
 from adatape.data.images import open_images
 from adatape.data.imageset import Pixels
 from adatape.data.shards import count_of, open_shards
@@ -344,3 +347,29 @@ def test_shards_behind_a_url_read_like_files(
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_no_more_encoded_samples_are_held_than_are_looked_at() -> None:
+    class Content:
+        """Stands for the bytes of an image."""
+
+    held: weakref.WeakSet[Content] = weakref.WeakSet()
+
+    def made() -> Iterator[Any]:
+        for label in range(200):
+            held.add(content := Content())
+            yield shards.Raw(f"{label}.jpg", content, label)  # type: ignore[arg-type]
+            del content
+
+    def decode(content: Any, name: str) -> Any:
+        if name in ("50.jpg", "51.jpg"):
+            raise BrokenImage(name)
+        return content, False
+
+    most, labels = 0, []
+    for sample in streams._readable(made(), range(200), decode):
+        labels.append(sample.label)
+        del sample
+        most = max(most, len(held))
+    assert labels == [*range(50), 52, 52, *range(52, 200)]
+    assert most <= 5

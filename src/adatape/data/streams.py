@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -128,11 +129,21 @@ def _readable(
     beyond: Callable[[], Iterable[Raw]] = tuple,
 ) -> Iterator[ShardSample]:
     """Decoded samples; an unreadable one is replaced by the next readable one, or one of `beyond`, under its number."""
+    ahead: deque[Raw] = deque()  # the sample whose turn it is, and those that were looked at in its place
+
+    def from_here() -> Iterator[Raw]:
+        yield from tuple(ahead)
+        for raw in raws:
+            ahead.append(raw)
+            yield raw
+        yield from beyond()
+
     for number in ids:
-        raws, ahead = itertools.tee(raws)
-        if next(raws, None) is None:
+        ahead.extend(itertools.islice(raws, 0 if ahead else 1))
+        if not ahead:
             return
-        yield _first_readable(number, itertools.chain(ahead, beyond()), decoder)
+        yield _first_readable(number, from_here(), decoder)
+        ahead.popleft()
 
 
 def _first_readable(number: int, raws: Iterable[Raw], decoder: Decode) -> ShardSample:
