@@ -107,7 +107,7 @@ def street() -> None:
 
 
 def budgets() -> None:
-    """The packaged model with 0 windows to all that an image has room for; all is the last budget."""
+    """The packaged model with one window to all that an image has room for; all is the last budget."""
     stored = np.load(BUDGETS)
     labels, reads = stored["labels"].astype(float), [name for name in stored.files if name.isdecimal()]
     weights = draws_of_scenes(len(labels))
