@@ -2,10 +2,12 @@
 
     python research/parity.py results/parity.jsonl "--length 16,32 --seed 0,1,2" "--length 16 --system order" --jobs 2
     python research/parity.py results/figure.jsonl "--length 16 --system ut,transformer --seed 0,1,2" --together 6
+    python research/parity.py results/parity_small_long.jsonl "--length 16 --steps 10000 --seed 0,1,2" --small
     python research/parity.py --margins            accuracy of a small AdaTape, trained at N = 16, on longer sequences
 
-Each quoted argument is one grid: the product of comma-separated options of `adatape train parity`. `--also` evaluates
-each trained model at other lengths. A run that is not done after `--minutes` is stopped and marked.
+Each quoted argument is one grid: the product of comma-separated options of `adatape train parity`, with `--small` of
+`adatape train parity-small`. `--also` evaluates each trained model at other lengths. A run that is not done after
+`--minutes` is stopped and marked.
 
 With `--together` so many runs at a time are branches of one CUDA graph (`fleet.py`) and take all their steps, also
 where they would stop early alone. Runs that the file has a result of are left out; with `--runs`, those that SIGTERM
@@ -44,7 +46,7 @@ from adatape.train.sweep import with_fields
 from adatape.train.trainer import Trainer
 from adatape.validation import value_of
 
-ADATAPE = [sys.executable, "-m", "adatape.cli"]
+ADATAPE = [sys.executable, "-m", "adatape"]
 
 
 def runs_of(grid: str) -> list[list[str]]:
@@ -53,12 +55,12 @@ def runs_of(grid: str) -> list[list[str]]:
     return [list(itertools.chain(*zip(names, row, strict=True))) for row in itertools.product(*values)]
 
 
-def train(options: list[str], folder: Path, device: str, also: list[str], deadline: float) -> Row:
+def train(recipe: str, options: list[str], folder: Path, device: str, also: list[str], deadline: float) -> Row:
     text = " ".join(options)
     row: Row = {"run": text, "options": text}
     if time.time() > deadline:
         return {**row, "unfinished": "not started: the time was up"}
-    command = [*ADATAPE, "train", "parity", *options, "--out", str(folder), "--device", device]
+    command = [*ADATAPE, "train", recipe, *options, "--out", str(folder), "--device", device]
     try:
         ask(command, limit=deadline + 5 - time.time())
     except subprocess.TimeoutExpired:
@@ -140,7 +142,9 @@ def work(arguments: argparse.Namespace) -> None:
     deadline = time.time() + 60 * arguments.minutes
     runs = [options for grid in arguments.grids for options in runs_of(grid)]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
-        each = ((options, Path(folder) / str(n), arguments.device, also, deadline) for n, options in enumerate(runs))
+        recipe = "parity-small" if arguments.small else "parity"
+        rest = (arguments.device, also, deadline)
+        each = ((recipe, options, Path(folder) / str(n), *rest) for n, options in enumerate(runs))
         for row in pool.map(lambda given: train(*given), each):
             add_rows(arguments.out, [row])
             print(f"{row['options']:60s} {describe(row)}", flush=True)
@@ -180,6 +184,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--also", default="", help="comma-separated lengths")
+    parser.add_argument("--small", action="store_true", help="the small model of `parity-small`, not with --together")
     parser.add_argument("--together", type=int, help="runs in one CUDA graph")
     parser.add_argument("--runs", type=Path, help="keeps run folders of --together, so that they can go on")
     parser.add_argument("--evaluate-every", type=int, help="steps between validations, with --together")

@@ -147,6 +147,16 @@ def test_a_grid_of_parity_is_multiplied_out_and_what_is_late_says_so(tmp_path: P
     assert all("not started" in row["unfinished"] for row in rows_in(out))
 
 
+def test_a_grid_of_parity_trains_in_processes_and_keeps_result_curve_and_other_lengths(tmp_path: Path) -> None:
+    out = tmp_path / "parity.jsonl"
+    given = [str(out), "--length 8 --steps 20", "--small", "--also", "4", "--device", "cpu"]
+    script("research/parity.py").main(given)
+    (row,) = rows_in(out)
+    assert row["result"]["steps"] == 20
+    assert [step for step, _ in row["curve"]] == [20]
+    assert row["elsewhere"][0][0] == 4
+
+
 def test_runs_of_a_grid_train_together_once_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
