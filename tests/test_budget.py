@@ -292,6 +292,18 @@ def test_a_found_budget_is_stored_applied_and_no_other_experiment(tmp_path: Path
     assert to_dict(from_dict(Experiment, to_dict(stored))) == to_dict(stored)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_given_number_of_steps_is_stored_without_a_search_beyond_the_trained_one_too(tmp_path: Path) -> None:
+    run = untrained(tmp_path / "run")
+    trained = load_run(run)[1].reader.steps
+    kept = store_budget(run, target_of(steps=trained + 1), "cpu")
+    assert (kept.budget.steps, kept.settings) == (trained + 1, 1)
+    assert load_run(run)[1].reader.steps == trained + 1
+    assert evaluate_run(run, device="cpu").as_dict()["budget"]["steps"] == trained + 1
+    with pytest.raises(ValueError, match="1000"):
+        find_budget(run, target_of(steps=1000), "cpu")
+
+
 def test_eval_says_which_stored_budget_it_scored_at(tmp_path: Path) -> None:
     run = untrained(tmp_path / "run")
     trained = evaluate_run(run, device="cpu")

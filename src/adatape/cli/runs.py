@@ -10,7 +10,7 @@ import tyro
 from adatape.cli.options import Device, Json, RunFolder, Trust, show, with_bars
 from adatape.cli.parsing import numbers, source_of
 from adatape.cli.recipe_options import recipe_choice
-from adatape.limits import Count, NotNegative, Quantity, Seed, Width
+from adatape.limits import Count, CountOrZero, NotNegative, Quantity, Seed, Width
 
 
 def demo(
@@ -110,6 +110,7 @@ def budget(
     gflops: NotNegative | None = None,
     accuracy: str | None = None,
     length: NotNegative | None = None,
+    steps: CountOrZero | None = None,
     store: bool = False,
     reset: bool = False,
     device: Device = "auto",
@@ -123,6 +124,7 @@ def budget(
         gflops: most multiply-adds for one image on average, in billions
         length: windows that are read of an image on average, which sets the floor; most tokens of other tapes
         accuracy: how far below the best accuracy (several labels: mean AP) may fall, as in 0.5pt-of-best
+        steps: this many, without a search; beyond the trained number too, where the bank has so many tokens
         store: keep it in config.json: eval, fewshot, serve, export and release then use it, figures does not
         reset: remove the stored budget instead of looking for one; the run is then used as trained
     """
@@ -131,11 +133,11 @@ def budget(
     from adatape.train.budgets import find_budget, reset_budget, store_budget
 
     if reset:
-        if store or any(target is not None for target in (latency, gflops, accuracy, length)):
+        if store or any(target is not None for target in (latency, gflops, accuracy, length, steps)):
             raise ValueError("reset is given with store or a target; it only removes what is stored, so give it alone")
         show(reset_budget(run, trust), removed_budget_table, json)
         return
-    target = target_of(latency, gflops, accuracy, length)
+    target = target_of(latency, gflops, accuracy, length, steps)
     show(with_bars(store_budget if store else find_budget, run, target, device, trust), found_budget_table, json)
 
 

@@ -43,9 +43,9 @@ class Point(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The one thing that must hold: milliseconds, GFLOPs or a mean length at most, or an accuracy at least."""
+    """What must hold: milliseconds, GFLOPs or a mean length at most, an accuracy at least, or so many steps."""
 
-    name: Literal["latency", "gflops", "length", "accuracy"]
+    name: Literal["latency", "gflops", "length", "steps", "accuracy"]
     limit: float
     below_best: bool = False  # an accuracy that is counted down from the best one found
 
@@ -175,17 +175,25 @@ def _seconds(model: Adaptive, pieces: Sequence[Tensor]) -> float:
     return seconds_per_call(lambda: [model(piece) for piece in pieces], 1, wait)
 
 
-def target_of(latency: str | None, gflops: float | None, accuracy: str | None, length: float | None = None) -> Target:
-    given = {"latency": latency, "gflops": gflops, "accuracy": accuracy, "length": length}
+def target_of(
+    latency: str | None = None,
+    gflops: float | None = None,
+    accuracy: str | None = None,
+    length: float | None = None,
+    steps: int | None = None,
+) -> Target:
+    given = {"latency": latency, "gflops": gflops, "accuracy": accuracy, "length": length, "steps": steps}
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         have = " and ".join(named) or "none"
-        raise ValueError(f"targets given: {have}; exactly one of latency, gflops, accuracy and length must be")
+        raise ValueError(f"targets given: {have}; exactly one of {', '.join(given)} must be")
     if latency is not None:
         return Target("latency", _latency(latency))
+    if accuracy is not None:
+        return _accuracy(accuracy)
     if length is not None:
         return Target("length", float(length))
-    return _accuracy(accuracy) if accuracy is not None else Target("gflops", float(gflops or 0.0))
+    return Target("steps", float(steps)) if steps is not None else Target("gflops", float(gflops or 0.0))
 
 
 def _latency(text: str) -> float:
@@ -228,9 +236,10 @@ COSTS: dict[str, Callable[[Point], float]] = {
     "latency": lambda each: each.milliseconds[1],
     "gflops": lambda each: each.gflops_mean,
     "length": lambda each: each.length_mean,
+    "steps": lambda each: each.budget.steps,
     "accuracy": lambda each: each.gflops_mean,
 }
-UNITS = {"latency": " ms", "gflops": " GFLOPs", "length": ""}
+UNITS = {"latency": " ms", "gflops": " GFLOPs", "length": "", "steps": ""}
 
 
 def frontier(points: Sequence[Point], cost: Callable[[Point], float]) -> list[Point]:

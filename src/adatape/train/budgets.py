@@ -32,6 +32,7 @@ from adatape.evaluate.budget import (
     point,
     range_of,
     refusal,
+    scaled_budget,
     trained_budget,
 )
 from adatape.evaluate.device import pick_device
@@ -163,6 +164,8 @@ def _write_budget(folder: Path, budget: Budget | None) -> Path:
 
 def _settings(model: Adaptive, held: HeldOut, target: Target) -> list[Budget]:
     """All settings of a search; a mean length is what a floor is set by, where the model has one."""
+    if target.name == "steps":
+        return _possible(model, [scaled_budget(model, int(target.limit))], _first(held.chosen_on(), 1))[0]
     length = target.limit if target.name == "length" else None
     found = floors(model, _limited(held.chosen_on()), LENGTHS if length is None else (length,))
     return found if found and length is not None else [*grid(model), *found]
