@@ -38,6 +38,7 @@ from adatape.windows.answers import OneLabel, SeveralLabels
 from adatape.windows.checks import most_apart
 from adatape.windows.options import WindowOptions
 from adatape.windows.scan import Scan, cut_windows, highest_apart, scan_shape
+from adatape.windows.teaching import scan_loss
 
 ROOT = Path(__file__).parents[1]
 IMAGE = (96, 128)
@@ -291,7 +292,7 @@ def test_what_teaches_the_scan_does_not_change_windows() -> None:
     model = small().train()
     out = read(model, images(), torch.arange(3))
     shares = torch.eye(5)[:3]
-    model._teaching(out.places.scores, out.places.gate, out.places.evidence, shares, out.tape.mask).backward()
+    scan_loss(model.answer, out.places.scores, out.places.gate, out.places.evidence, shares, out.tape.mask).backward()
     assert all(p.grad is None for p in model.head.parameters())
     assert model.scan.score.weight.grad is not None
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed, to_2tuple
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -40,6 +39,7 @@ from adatape.windows.encoders import WindowHead, window_encoder
 from adatape.windows.options import WindowOptions
 from adatape.windows.scan import Scan, Scanned, highest_apart, scan_shape
 from adatape.windows.sources import Images, OpenedImage, Source, TiledImage
+from adatape.windows.teaching import places_losses
 
 Inputs = Tensor | Sequence[Tensor | OpenedImage]
 
@@ -239,28 +239,10 @@ class WindowTape(Adaptive):
         return token.expand(sum(source.shape[0] for source in sources), -1, -1)
 
     def main_loss(self, output: Output, target: Tensor, kind: LossName) -> Tensor:
-        """Of the answer, of the windows' answer alone, and of what teaches the scan where to look."""
-        loss = class_loss(output.logits, target, kind)
-        places, tape = output.places, output.tape
+        loss, places, tape = class_loss(output.logits, target, kind), output.places, output.tape
         if places is None or tape is None:
             return loss
-        shares = F.one_hot(target, output.logits.shape[1]).float() if target.dim() == 1 else target
-        alone = self.answer.combined(None, places.gate, places.evidence, tape.mask)
-        loss = loss + class_loss(alone, target, kind)
-        loss = loss + self._teaching(places.scores, places.gate, places.evidence, shares, tape.mask)
-        if places.searched is not None:
-            loss = loss + self._teaching(*places.searched[1:], shares)
-        if places.found is None or places.guesses is None:
-            return loss
-        return loss + self.answer.found(places.found.flatten(1), places.guesses.flatten(1, 2), shares)
-
-    def _teaching(
-        self, scores: Tensor, gate: Tensor, evidence: Tensor, shares: Tensor, mask: Tensor | None = None
-    ) -> Tensor:
-        """Cross-entropy of the scan's scores: their targets are how surely those windows show what the label names."""
-        shown = self.answer.shown(gate, evidence, shares).detach()
-        each = F.binary_cross_entropy_with_logits(scores, shown, reduction="none")
-        return each.mean() if mask is None else (each * mask).sum() / mask.sum().clamp(min=1)
+        return sum(places_losses(self.answer, places, tape.mask, target, kind), loss)
 
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Most windows that are read, and the probability below which reading stops; None is as it was built."""
