@@ -29,7 +29,7 @@ from adatape.evaluate.reading import Reads
 from adatape.packing import truncate_tape
 from adatape.reader import TapeReader
 from adatape.report.budgets import write_budgets
-from adatape.report.pictures.elastic import examples_of
+from adatape.report.pictures.budget_overview import examples_of
 from adatape.report.tables import budgets_table, evaluated_table, found_budget_table
 from adatape.train.budgets import _every_other, _held_out, find_budget, reset_budget, store_budget
 from adatape.train.folder import WEIGHTS, check_same, load_run, prepare, with_budget, write

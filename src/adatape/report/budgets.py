@@ -15,7 +15,7 @@ from adatape.data.sets import open_set
 from adatape.evaluate.budget import stored_floor, trained_budget
 from adatape.evaluate.progress import SILENT, Progress
 from adatape.evaluate.result import Result
-from adatape.report.pictures.elastic import draw_elastic, examples_of
+from adatape.report.pictures.budget_overview import draw_budget_overview, examples_of
 from adatape.train.budgets import budget_row, measure_budgets
 from adatape.train.evaluate import test_batches
 from adatape.train.folder import environment, write
@@ -65,5 +65,5 @@ def write_budgets(
             out / "budgets.png",
         )
         write(out / "budgets.json", result.as_dict())
-        draw_elastic(result.picture, points, usual, examples, model.length_name)
+        draw_budget_overview(result.picture, points, usual, examples, model.length_name)
     return result

@@ -51,7 +51,7 @@ def _example(reads: Reads, n: int, x: Tensor, names: Sequence[str]) -> Example:
     return Example(x, f"{said}\nreads {int(reads.length[n])}", label == answer)
 
 
-def draw_elastic(
+def draw_budget_overview(
     path: Path, points: Sequence[Point], usual: Reads, examples: tuple[list[Example], list[Example]], unit: str
 ) -> Path:
     """Accuracy or mean AP against work and time, lengths at the trained budget, and what was easy and hard there."""
