@@ -157,6 +157,42 @@ def test_a_grid_of_parity_trains_in_processes_and_keeps_result_curve_and_other_l
     assert row["elsewhere"][0][0] == 4
 
 
+IN_SHELL = """
+while [ "$1" != --out ]; do shift; done
+if [ -f "$2/saved" ] && [ "$3" = --resume ]; then
+    echo '{"accuracy": 1.0, "steps": 7, "seconds": 9}' > "$2/result.json"
+    echo '{}' > "$2/env.json"
+else
+    mkdir -p "$2"
+    trap 'touch "$2/saved"; kill $!; exit 143' TERM
+    sleep 60 & wait
+fi
+"""
+
+
+def test_a_run_of_a_grid_that_was_stopped_goes_on_and_a_finished_one_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parity, out = script("research/parity.py"), tmp_path / "parity.jsonl"
+    monkeypatch.setattr(parity, "ADATAPE", ["sh", "-c", IN_SHELL, "adatape"])
+    monkeypatch.setattr(parity, "GRACE", 1)
+    given = [str(out), "--length 8", "--runs", str(tmp_path / "runs"), "--device", "cpu", "--minutes"]
+    parity.main([*given, "0.001"])
+    assert rows_in(out)[0]["unfinished"] == "stopped: the time was up"
+    parity.main([*given, "1"])
+    assert [row["result"]["steps"] for row in rows_in(out)] == [7]
+    capsys.readouterr()
+    parity.main([*given, "1"])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_of_a_grid_that_is_killed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parity, out = script("research/parity.py"), tmp_path / "parity.jsonl"
+    monkeypatch.setattr(parity, "ADATAPE", ["sh", "-c", "kill -9 $$"])
+    parity.main([str(out), "--length 8", "--device", "cpu"])
+    assert "SIGKILL" in rows_in(out)[0]["unfinished"]
+
+
 def test_runs_of_a_grid_train_together_once_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
