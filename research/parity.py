@@ -1,7 +1,7 @@
 """Runs grids of parity experiments in several processes; each run becomes a row of a study.
 
     python research/parity.py results/parity.jsonl "--length 16,32 --seed 0,1,2" "--length 16 --system order" --jobs 2
-    python research/parity.py results/figure.jsonl "--length 16 --system ut,transformer --seed 0,1,2" --together 6
+    python research/parity.py results/parity_figure.jsonl "--length 16 --system ut --seed 0,1,2" --together 3
     python research/parity.py results/parity_small_long.jsonl "--length 16 --steps 10000 --seed 0,1,2" --small
     python research/parity.py --margins            accuracy of a small AdaTape, trained at N = 16, on longer sequences
 
