@@ -70,7 +70,8 @@ def warm(side: tuple[str, str, int, bool]) -> None:
     began = time.time()
     command = [sys.executable, __file__, "--side", name, mode, str(batch), str(int(full))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    told = "" if done.returncode == 0 else f": {done.stderr.strip().splitlines()[-1]}"
+    said = done.stderr.strip() or f"exit status {done.returncode}"
+    told = f": {said.splitlines()[-1]}" if done.returncode else ""
     print(f"{name} {mode} {batch}: {time.time() - began:.0f} s{told}", flush=True)
 
 

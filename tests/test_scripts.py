@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -232,3 +233,13 @@ def test_speed_is_timed_by_the_command_itself(monkeypatch: pytest.MonkeyPatch) -
     assert table.timed(["adatape_base_patch16_224"]) == [{"case": stored["case"], **measured}]
     monkeypatch.setattr(table.subprocess, "run", lambda *_, **__: None)  # a bench that failed has left no file
     assert table.timed(["adatape_base_patch16_224"]) == []
+
+
+def test_a_side_whose_compilation_is_killed_says_so_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = script("benchmarks/speed_table.py")
+    killed = subprocess.CompletedProcess([], -9, "", "")
+    monkeypatch.setattr(table.subprocess, "run", lambda *_, **__: killed)
+    table.warm(("vit_tiny_patch16_224", "train", 1, False))
+    assert capsys.readouterr().out.endswith("s: exit status -9\n")
