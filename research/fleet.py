@@ -156,7 +156,7 @@ def run_together(
                     step = fleet.trainers[0].step
                     if stop.code is not None and step < experiments[0].optimizer.steps:
                         _save(loggers)
-                        raise Stopped(stop.code, f"stopped at step {step} and saved; with --resume all of them go on")
+                        raise Stopped(stop.code, f"stopped at step {step} and saved")
             seconds = loggers[0].seconds
         return [
             {"error": errors[logger]} if logger in errors else logger.finalize(seconds=seconds, together=len(loggers))
@@ -244,8 +244,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--resume", action="store_true", help="go on with runs that were stopped")
     given = parser.parse_args(arguments)
     experiment = load_config(given.config, trust=True)
-    for row in sweep_together(experiment, given.over, given.out, given.device, given.together, given.resume):
-        print(json.dumps(row))
+    try:
+        rows = sweep_together(experiment, given.over, given.out, given.device, given.together, given.resume)
+    except Stopped as stopped:
+        parser.exit(stopped.code, f"{stopped}; with --resume all of them go on\n")
+    print("\n".join(map(json.dumps, rows)))
 
 
 if __name__ == "__main__":

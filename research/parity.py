@@ -42,6 +42,7 @@ from adatape.evaluate.device import pick_device
 from adatape.models.adatape import AdaTape
 from adatape.recipes import parity, parity_small
 from adatape.train.logger import METRICS, read_metrics
+from adatape.train.stop import Stopped
 from adatape.train.sweep import with_fields
 from adatape.train.trainer import Trainer
 from adatape.validation import value_of
@@ -67,12 +68,12 @@ def folder_of(folder: Path, options: list[str]) -> Path:
     return folder / " ".join(options).replace("--", "").replace(" ", "-")
 
 
-def train(recipe: str, options: list[str], folder: Path, device: str, also: list[str], deadline: float) -> Row:
+def train(recipe: list[str], options: list[str], folder: Path, device: str, also: list[str], deadline: float) -> Row:
     text = " ".join(options)
     row: Row = {"run": text, "options": text}
     if time.time() > deadline:
         return {**row, "unfinished": "not started: the time was up", "curve": curve_of(folder)}
-    command = [*ADATAPE, "train", recipe, *options, "--out", str(folder), "--resume", "--device", device]
+    command = [*ADATAPE, "train", *recipe, *options, "--out", str(folder), "--resume", "--device", device]
     try:
         ask(command, limit=deadline + GRACE - time.time())
     except subprocess.TimeoutExpired:
@@ -126,19 +127,19 @@ def describe(row: Row) -> str:
     return f"{result['accuracy']:.4f}  step {result['steps']}  {result['seconds']:.0f} s  {row['elsewhere'] or ''}"
 
 
-def experiment_of(options: list[str], evaluate_every: int | None) -> Experiment:
-    """What `adatape train parity OPTIONS` trains, to its last step."""
+def experiment_of(options: list[str], evaluate_every: int | None, small: bool = False) -> Experiment:
+    """What `adatape train parity OPTIONS` trains, or `parity-small`, to its last step."""
     named = zip(options[::2], options[1::2], strict=True)
     given = {name.removeprefix("--").replace("-", "_"): value_of(value) for name, value in named}
     every = {} if evaluate_every is None else {"evaluate_every": evaluate_every}
-    return with_fields(parity(**given), {"stop_at": None, **every})
+    return with_fields((parity_small if small else parity)(**given), {"stop_at": None, **every})
 
 
 def work_together(arguments: argparse.Namespace, folder: Path) -> None:
     also = [length for length in arguments.also.split(",") if length]
     runs = left_of(arguments)
     every = [folder_of(folder, options) for options in runs]
-    experiments = [experiment_of(options, arguments.evaluate_every) for options in runs]
+    experiments = [experiment_of(options, arguments.evaluate_every, arguments.small) for options in runs]
     device = pick_device(arguments.device)
     for places in fleets(experiments, arguments.together, every):
         names, folders = [" ".join(runs[place]) for place in places], [every[place] for place in places]
@@ -161,7 +162,8 @@ def work(arguments: argparse.Namespace, folder: Path) -> None:
     also = [length for length in arguments.also.split(",") if length]
     deadline = time.time() + 60 * arguments.minutes
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        recipe = "parity-small" if arguments.small else "parity"
+        recipe = ["parity-small" if arguments.small else "parity"]
+        recipe += ["--set", f"evaluate_every={arguments.evaluate_every}"] if arguments.evaluate_every else []
         rest = (arguments.device, also, deadline)
         each = ((recipe, options, folder_of(folder, options), *rest) for options in left_of(arguments))
         for row in pool.map(lambda given: train(*given), each):
@@ -203,17 +205,21 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--also", default="", help="comma-separated lengths")
-    parser.add_argument("--small", action="store_true", help="the small model of `parity-small`, not with --together")
+    parser.add_argument("--small", action="store_true", help="the small model of `parity-small`")
     parser.add_argument("--together", type=int, help="runs in one CUDA graph")
     parser.add_argument("--runs", type=Path, help="keeps run folders here, so that runs can go on")
-    parser.add_argument("--evaluate-every", type=int, help="steps between validations, with --together")
+    parser.add_argument("--evaluate-every", type=int, help="steps between validations")
     parser.add_argument("--margins", action="store_true")
     arguments = parser.parse_args(given)
     if arguments.margins:
         print_margins()
     elif arguments.out and arguments.grids:
         with nullcontext(arguments.runs) if arguments.runs else tempfile.TemporaryDirectory() as folder:
-            (work_together if arguments.together else work)(arguments, Path(folder))
+            try:
+                (work_together if arguments.together else work)(arguments, Path(folder))
+            except Stopped as stopped:
+                where = "the same command goes on" if arguments.runs else "with --runs it would have been kept"
+                parser.exit(stopped.code, f"{stopped}; {where}\n")
     else:
         parser.error("nothing to run; give a file and grids, or --margins")
 

@@ -150,11 +150,11 @@ def test_a_grid_of_parity_is_multiplied_out_and_what_is_late_says_so(tmp_path: P
 
 def test_a_grid_of_parity_trains_in_processes_and_keeps_result_curve_and_other_lengths(tmp_path: Path) -> None:
     out = tmp_path / "parity.jsonl"
-    given = [str(out), "--length 8 --steps 20", "--small", "--also", "4", "--device", "cpu"]
+    given = [str(out), "--length 8 --steps 20", "--small", "--also", "4", "--evaluate-every", "10", "--device", "cpu"]
     script("research/parity.py").main(given)
     (row,) = rows_in(out)
     assert row["result"]["steps"] == 20
-    assert [step for step, _ in row["curve"]] == [20]
+    assert [step for step, _ in row["curve"]] == [10, 20]
     assert row["elsewhere"][0][0] == 4
 
 
@@ -199,8 +199,9 @@ def test_runs_of_a_grid_train_together_once_each(
 ) -> None:
     parity, out = script("research/parity.py"), tmp_path / "parity.jsonl"
     small = {"data.held_out": 40, "optimizer.batch": 8}
-    monkeypatch.setattr(parity, "parity", lambda **given: with_fields(parity_small(**given), small))
+    monkeypatch.setattr(parity, "parity_small", lambda **given: with_fields(parity_small(**given), small))
     given = [str(out), "--length 8 --system adatape,ut --steps 1", "--together", "2", "--runs", str(tmp_path / "runs")]
+    given += ["--small"]
     parity.main([*given, "--evaluate-every", "1", "--device", "cpu"])
     told = capsys.readouterr().out
     assert "together:\n--length 8 --system adatape --steps 1\n--length 8 --system ut --steps 1" in told
