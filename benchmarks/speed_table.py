@@ -103,7 +103,8 @@ def timed(given: Sequence[str]) -> list[Row]:
         command = [sys.executable, "-m", "adatape", "bench", *given, "--out", str(out)]
         subprocess.run(command, check=False)
         rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.is_file() else []
-    figures = [{name: value for name, value in row.items() if name not in OF_ENVIRONMENT} for row in rows]
+    done = [row for row in rows if row["error"] is None]  # a failure, which was printed, replaces no earlier row
+    figures = [{name: value for name, value in row.items() if name not in OF_ENVIRONMENT} for row in done]
     return [{"case": case_of(row), **row} for row in figures]
 
 

@@ -114,7 +114,7 @@ def by_length() -> str:
 def beyond() -> str:
     """Training on longer sequences, and testing on longer ones than trained."""
     runs = runs_in("parity")
-    (longer,), (longest,) = (chosen(runs, ADATAPE, length) for length in (256, 512))
+    (longer, *_), (longest, *_) = (chosen(runs, ADATAPE, length) for length in (256, 512))
     curve, result = longer.row["curve"], longer.row["result"]
     perfect = next(step for step, accuracy in curve if accuracy == 1)
     step, accuracy = longest.row["curve"][-1]

@@ -228,7 +228,8 @@ def test_speed_is_timed_by_the_command_itself(monkeypatch: pytest.MonkeyPatch) -
     def bench(command: list[str], **_: Any) -> None:
         assert command[1:4] == ["-m", "adatape", "bench"]
         row = {**measured, **{name: stored["environment"][name] for name in table.OF_ENVIRONMENT}}
-        Path(command[command.index("--out") + 1]).write_text(json.dumps({"rows": [row]}))
+        failed = row | {"model": "another", "error": "out of memory", "ratio": None}
+        Path(command[command.index("--out") + 1]).write_text(json.dumps({"rows": [row, failed]}))
 
     monkeypatch.setattr(table.subprocess, "run", bench)
     assert table.timed(["adatape_base_patch16_224"]) == [{"case": stored["case"], **measured}]

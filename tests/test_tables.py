@@ -18,6 +18,7 @@ from scipy.stats import spearmanr
 from scripts import ROOT, script
 
 tables, looking = script("research/tables.py"), script("research/look.py")
+speed_tables = script("research/speed_tables.py")
 parity_tables, pictures = script("research/parity_tables.py"), script("research/pictures.py")
 LENGTHS = parity_tables.LENGTHS
 RESULTS = ROOT / "results"
@@ -118,6 +119,19 @@ def test_three_seeds_of_every_system_join_the_figure_and_its_tables(
     boxes = [text.get_window_extent() for text in named]
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
     assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+
+
+def test_a_row_of_the_loop_with_jpegs_changes_no_row_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = speed_tables.loop_and_loader()
+    for name in ("loop.jsonl", "loader.jsonl"):
+        shutil.copy(RESULTS / name, tmp_path)
+    first = json.loads((tmp_path / "loop.jsonl").read_text().splitlines()[0])
+    with (tmp_path / "loop.jsonl").open("a") as file:
+        file.write(json.dumps(first | {"case": f"{first['case']}, JPEGs", "whole_over_bare": 2.0}) + "\n")
+    monkeypatch.setattr(speed_tables, "RESULTS", tmp_path)
+    assert speed_tables.loop_and_loader() == before
 
 
 def test_results_are_few_files_and_small() -> None:
