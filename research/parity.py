@@ -7,8 +7,8 @@
 
 Each quoted argument is one grid: the product of comma-separated options of `adatape train parity`, with `--small` of
 `adatape train parity-small`. `--also` evaluates each trained model at other lengths. A run that is not done after
-`--minutes` is stopped and marked. Runs that the file has a result of are left out; with `--runs`, those that were
-stopped go on if the same command is given again.
+`--minutes` is stopped and marked. Runs that the file has a result of are left out, and those that were stopped go on in
+their folders, if the same command is given again.
 
 With `--together` so many runs at a time are branches of one CUDA graph (`fleet.py`) and take all their steps, also
 where they would stop early alone; SIGTERM stops them.
@@ -23,12 +23,10 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +46,7 @@ from adatape.train.trainer import Trainer
 from adatape.validation import value_of
 
 ADATAPE = [sys.executable, "-m", "adatape"]
+RUNS = Path("runs")
 GRACE = 5  # seconds that a run has beyond the time
 
 
@@ -207,19 +206,17 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--also", default="", help="comma-separated lengths")
     parser.add_argument("--small", action="store_true", help="the small model of `parity-small`")
     parser.add_argument("--together", type=int, help="runs in one CUDA graph")
-    parser.add_argument("--runs", type=Path, help="keeps run folders here, so that runs can go on")
+    parser.add_argument("--runs", type=Path, help="where run folders go; runs/STUDY unless given")
     parser.add_argument("--evaluate-every", type=int, help="steps between validations")
     parser.add_argument("--margins", action="store_true")
     arguments = parser.parse_args(given)
     if arguments.margins:
         print_margins()
     elif arguments.out and arguments.grids:
-        with nullcontext(arguments.runs) if arguments.runs else tempfile.TemporaryDirectory() as folder:
-            try:
-                (work_together if arguments.together else work)(arguments, Path(folder))
-            except Stopped as stopped:
-                where = "the same command goes on" if arguments.runs else "with --runs it would have been kept"
-                parser.exit(stopped.code, f"{stopped}; {where}\n")
+        try:
+            (work_together if arguments.together else work)(arguments, arguments.runs or RUNS / arguments.out.stem)
+        except Stopped as stopped:
+            parser.exit(stopped.code, f"{stopped}; the same command goes on\n")
     else:
         parser.error("nothing to run; give a file and grids, or --margins")
 

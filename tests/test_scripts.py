@@ -151,7 +151,7 @@ def test_a_grid_of_parity_is_multiplied_out_and_what_is_late_says_so(tmp_path: P
 def test_a_grid_of_parity_trains_in_processes_and_keeps_result_curve_and_other_lengths(tmp_path: Path) -> None:
     out = tmp_path / "parity.jsonl"
     given = [str(out), "--length 8 --steps 20", "--small", "--also", "4", "--evaluate-every", "10", "--device", "cpu"]
-    script("research/parity.py").main(given)
+    script("research/parity.py").main([*given, "--runs", str(tmp_path / "runs")])
     (row,) = rows_in(out)
     assert row["result"]["steps"] == 20
     assert [step for step, _ in row["curve"]] == [10, 20]
