@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PYTEST = ["-m", "pytest", "tests/gpu", "--noconftest", "-p", "no:cacheprovider", "-o", "addopts=", "--tb=short", "-rfE"]
+PYTEST = ["-m", "pytest", "tests/gpu", "--noconftest", "-p", "no:cacheprovider", "--tb=short", "-rfE"]
+PYTEST += ["-o", "addopts=", "-o", "pythonpath=research tests"]
 
 
 def kernels() -> dict[str, str]:

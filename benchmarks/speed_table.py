@@ -70,7 +70,8 @@ def warm(side: tuple[str, str, int, bool]) -> None:
     began = time.time()
     command = [sys.executable, __file__, "--side", name, mode, str(batch), str(int(full))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    told = "" if done.returncode == 0 else f": {done.stderr.strip().splitlines()[-1]}"
+    said = done.stderr.strip() or f"exit status {done.returncode}"
+    told = f": {said.splitlines()[-1]}" if done.returncode else ""
     print(f"{name} {mode} {batch}: {time.time() - began:.0f} s{told}", flush=True)
 
 
@@ -102,7 +103,8 @@ def timed(given: Sequence[str]) -> list[Row]:
         command = [sys.executable, "-m", "adatape", "bench", *given, "--out", str(out)]
         subprocess.run(command, check=False)
         rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out.is_file() else []
-    figures = [{name: value for name, value in row.items() if name not in OF_ENVIRONMENT} for row in rows]
+    done = [row for row in rows if row["error"] is None]  # a failure, which was printed, replaces no earlier row
+    figures = [{name: value for name, value in row.items() if name not in OF_ENVIRONMENT} for row in done]
     return [{"case": case_of(row), **row} for row in figures]
 
 

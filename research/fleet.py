@@ -24,7 +24,8 @@ from torch import Tensor
 from adatape.config import Experiment
 from adatape.cuda_graphs import Tensors, cuda_graphed, raised_recompile_limit
 from adatape.data.batch import Batch
-from adatape.train.folder import check_same, load_config, new_folder
+from adatape.train.checkpoint import checkpoints
+from adatape.train.folder import CHECKPOINTS, check_same, load_config, new_folder
 from adatape.train.lock import write_lock
 from adatape.train.parallel import local_device
 from adatape.train.run import OnStatus, RunLogger, restore
@@ -47,14 +48,24 @@ def batches_of(experiment: Experiment) -> str:
     return repr((experiment.data, experiment.seed, experiment.optimizer.batch))
 
 
-def fleets(experiments: Sequence[Experiment], most: int) -> list[list[int]]:
-    """Groups of indices of experiments that can train together, at most `most` in each; those that share come first."""
+def fleets(experiments: Sequence[Experiment], most: int, folders: Sequence[Path] = ()) -> list[list[int]]:
+    """Groups of indices of experiments that can train together, at most `most` in each; those that share come first.
+
+    Runs that go on in their `folders` are grouped by the step at which they stand, which may differ after a kill.
+    """
     groups: dict[str, dict[str, list[int]]] = {}
+    stand = [step_in(folder) for folder in folders] or [0] * len(experiments)
     for place, experiment in enumerate(experiments):
-        alike = groups.setdefault(repr(in_step(experiment)), {})
+        alike = groups.setdefault(repr((in_step(experiment), stand[place])), {})
         alike.setdefault(batches_of(experiment), []).append(place)
     queues = [[place for sharing in alike.values() for place in sharing] for alike in groups.values()]
     return [queue[i : i + most] for queue in queues for i in range(0, len(queue), most)]
+
+
+def step_in(folder: Path) -> int:
+    """The step of a run folder's newest checkpoint; 0 if there is none."""
+    found = checkpoints(folder / CHECKPOINTS)
+    return int(found[-1].name.removeprefix("step-")) if found else 0
 
 
 class Fleet:
@@ -145,7 +156,7 @@ def run_together(
                     step = fleet.trainers[0].step
                     if stop.code is not None and step < experiments[0].optimizer.steps:
                         _save(loggers)
-                        raise Stopped(stop.code, f"stopped at step {step} and saved; with --resume all of them go on")
+                        raise Stopped(stop.code, f"stopped at step {step} and saved")
             seconds = loggers[0].seconds
         return [
             {"error": errors[logger]} if logger in errors else logger.finalize(seconds=seconds, together=len(loggers))
@@ -213,8 +224,9 @@ def sweep_together(
     """Trains every combination of fields, at most `most` at a time; one row for each, in their order."""
     grid = combinations(experiment, over)
     rows: list[dict[str, Any]] = [{} for _ in grid]
-    for places in fleets([each for _, each in grid], most):
-        folders = [out / str(place) for place in places]
+    every = [out / str(place) for place in range(len(grid))]
+    for places in fleets([each for _, each in grid], most, every):
+        folders = [every[place] for place in places]
         results = run_together([grid[place][1] for place in places], folders, device, resume=resume)
         for place, result in zip(places, results, strict=True):
             rows[place] = {**grid[place][0], **{key: result[key] for key in SHOWN if key in result}}
@@ -232,8 +244,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--resume", action="store_true", help="go on with runs that were stopped")
     given = parser.parse_args(arguments)
     experiment = load_config(given.config, trust=True)
-    for row in sweep_together(experiment, given.over, given.out, given.device, given.together, given.resume):
-        print(json.dumps(row))
+    try:
+        rows = sweep_together(experiment, given.over, given.out, given.device, given.together, given.resume)
+    except Stopped as stopped:
+        parser.exit(stopped.code, f"{stopped}; with --resume all of them go on\n")
+    print("\n".join(map(json.dumps, rows)))
 
 
 if __name__ == "__main__":

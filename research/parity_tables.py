@@ -1,4 +1,8 @@
-"""The parity tables of docs/results.md, from results/parity.jsonl and results/parity_small.jsonl."""
+"""The parity tables of docs/results.md, from results/parity.jsonl and results/parity_small.jsonl.
+
+Runs of results/parity_figure.jsonl, three seeds of each system to the last step, have their own rows; the picture shows
+them in place of earlier runs of the same system and length.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,12 @@ EQUAL_STEPS = 3250  # steps of AdaTape's slowest seed
 UNFINISHED = "ᵃ"
 RATES = ("3e-5", "1e-4", "3e-4")
 ADATAPE = "adatape"
+FIGURE = "parity_figure"
+TO_THE_END = {
+    "transformer": "plain Transformer, `--system transformer`, by seed (steps)",
+    "ut": "Universal Transformer, `--system ut`, by seed (steps)",
+    "singles": "control: every symbol singly, `--system singles` (merge 1, T = τ = N), by seed (steps)",
+}
 
 
 class Run(NamedTuple):
@@ -25,9 +35,16 @@ class Run(NamedTuple):
 
 
 def runs_in(name: str) -> list[Run]:
-    """The runs of a file without exploratory ones, which have another stopping rule."""
+    """The runs of a file, without those of no score and exploratory ones, which have another stopping rule."""
     rows = [row for row in read_rows(RESULTS / f"{name}.jsonl") if "exploration" not in row.get("session", "")]
-    return [run_of(row) for row in rows]
+    return [run_of(row) for row in rows if "result" in row or row.get("curve")]
+
+
+def figure_runs() -> list[Run]:
+    """The runs that are drawn: those of parity_figure.jsonl, else of parity.jsonl, for each system and length."""
+    new = runs_in(FIGURE)
+    taken = {(run.system, run.length) for run in new}
+    return [run for run in runs_in("parity") if (run.system, run.length) not in taken] + new
 
 
 def run_of(row: Row) -> Run:
@@ -67,9 +84,9 @@ def at_equal_steps(run: Run) -> str:
 
 
 def by_length() -> str:
-    runs = runs_in("parity")
+    runs, new = runs_in("parity"), runs_in(FIGURE)
 
-    def line(name: str, system: str, cell: Callable[[Run], str]) -> list[str]:
+    def line(name: str, system: str, cell: Callable[[Run], str], runs: Sequence[Run] = runs) -> list[str]:
         return [name, *(", ".join(map(cell, chosen(runs, system, length))) for length in LENGTHS)]
 
     solved = [chosen(runs, ADATAPE, length) for length in LENGTHS]
@@ -86,31 +103,33 @@ def by_length() -> str:
         line("control: random pairs, `--system random`", "random", as_long_as_run),
         line("control: pairs in order, `--system order`", "order", as_long_as_run),
     ]
+    rows += [
+        line(name, system, as_long_as_run, new)
+        for system, name in TO_THE_END.items()
+        if any(chosen(new, system, length) for length in LENGTHS)
+    ]
     return table(["accuracy, %, of `adatape train parity …`", *(f"N = {length}" for length in LENGTHS)], rows)
 
 
 def beyond() -> str:
     """Training on longer sequences, and testing on longer ones than trained."""
     runs = runs_in("parity")
-    (longer,), (longest,) = (chosen(runs, ADATAPE, length) for length in (256, 512))
+    (longer, *_), (longest, *_) = (chosen(runs, ADATAPE, length) for length in (256, 512))
     curve, result = longer.row["curve"], longer.row["result"]
     perfect = next(step for step, accuracy in curve if accuracy == 1)
     step, accuracy = longest.row["curve"][-1]
     tested = [dict(run.row["elsewhere"]) for run in chosen(runs, ADATAPE, 64)]
     far = [{percent(each[length], 1) for each in tested} for length in (256, 512, 1024)]
     command = "adatape train parity --length"
+    ended = f"{percent(accuracy, 1)} % at step {step:,}, where its GPU time ended: not known"
     rows = [
         [
             "trained at 256, seed 0",
             f"{percent(result['accuracy'])} % at step {result['steps']:,} (first perfect validation at {perfect:,})",
             f"`{command} 256`",
         ],
-        [
-            "trained at 512, seed 0",
-            f"{percent(accuracy, 1)} % at step {step:,}, where its GPU time ended: not known",
-            f"`{command} 512`",
-        ],
-        ["trained at 1024", "not run", ""],
+        by_seed(512) or ["trained at 512, seed 0", ended, f"`{command} 512`"],
+        by_seed(1024) or ["trained at 1024", "not run", ""],
         [
             "trained at 64, tested at 128",
             f"{', '.join(percent(each[128]) for each in tested)} % (seeds 0, 1, 2)",
@@ -123,6 +142,15 @@ def beyond() -> str:
         ],
     ]
     return table(["", "figure", "command"], rows)
+
+
+def by_seed(length: int) -> list[str]:
+    """The row of AdaTape at a length of the figure's file; empty if that has none."""
+    found = chosen(runs_in(FIGURE), ADATAPE, length)
+    seeds = f"seed{'s' * (len(found) > 1)} {', '.join(str(run.seed) for run in found)}"
+    cells = ", ".join(map(as_long_as_run, found))
+    row = [f"trained at {length}, {seeds} (steps)", cells, f"`adatape train parity --length {length}`"]
+    return row if found else []
 
 
 SMALL = {

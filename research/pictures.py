@@ -6,6 +6,7 @@ python research/pictures.py                draws evidence.png, parity.png and sp
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from margins import best_of
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.lines import Line2D
-from parity_tables import ADATAPE, LENGTHS, Run, runs_in
+from parity_tables import ADATAPE, FIGURE, LENGTHS, Run, figure_runs, runs_in
 from point_names import name_points
 from rows import RESULTS, read_rows
 
@@ -33,7 +34,7 @@ KINDS = {
 }
 PARITY = {
     ADATAPE: ("AdaTape", GREEN),
-    "transformer": ("Transformer, three rates", PURPLE),
+    "transformer": ("Transformer", PURPLE),
     "ut": ("Universal Transformer", BLUE),
     "singles": ("control: symbols singly", ORANGE),
     "random": ("control: random pairs", ALERT),
@@ -96,17 +97,22 @@ def _colour(cell: Cell) -> str:
     return PURPLE if cell.name.startswith(OURS) else FAINT if cell.name.startswith(PLAIN) else ORANGE
 
 
-def draw_parity(path: Path, runs: Sequence[Run]) -> None:
+def draw_parity(path: Path, runs: Sequence[Run], lengths: Sequence[int] = LENGTHS) -> None:
     """Validation accuracy, a panel for each length. A run that was stopped is drawn as far as its curve goes."""
-    with picture(path, 5.6) as figure:
-        panels = figure.subplots(2, 2, sharey=True, sharex=True)
-        for axes, length in zip(panels.flat, LENGTHS, strict=True):
-            for system in PARITY:
-                _curves(axes, [run for run in runs if (run.system, run.length) == (system, length)], *PARITY[system])
+    lines = math.ceil(len(lengths) / 2)
+    rates = ", three rates" if any(run.lr for run in runs if run.length in lengths) else ""
+    with picture(path, 0.8 + 2.4 * lines) as figure:
+        panels = figure.subplots(lines, 2, sharey=True, sharex=True)
+        for axes in panels.flat[len(lengths) :]:
+            axes.axis("off")
+        for axes, length in zip(panels.flat, lengths, strict=False):
+            for system, (name, colour) in PARITY.items():
+                mine = [run for run in runs if (run.system, run.length) == (system, length)]
+                _curves(axes, mine, name + rates * (system == "transformer"), colour)
             axes.axhline(50, color=FAINT, linewidth=0.8, linestyle=":")
             axes.set(title=f"N = {length}", ylim=(40, 103))
             tidy(axes)
-        for axes in panels[1]:
+        for axes in panels[-1]:
             axes.set_xlabel("training step")
         for axes in panels[:, 0]:
             axes.set_ylabel("validation accuracy (%)")
@@ -131,7 +137,8 @@ def main(given: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(given)
     arguments.into.mkdir(parents=True, exist_ok=True)
     draw_costs(arguments.into / "evidence.png", cells(read_rows(RESULTS / "evidence.jsonl")))
-    draw_parity(arguments.into / "parity.png", runs_in("parity"))
+    lengths = sorted({*LENGTHS, *(run.length for run in runs_in(FIGURE))})
+    draw_parity(arguments.into / "parity.png", figure_runs(), lengths)
     timed = [row for row in read_rows(RESULTS / "speed.jsonl") if row["device"] == "cuda"]
     draw_speed(arguments.into / "speed.png", [row | {"hardware": row["environment"]["hardware"]} for row in timed])
 

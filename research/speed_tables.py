@@ -261,7 +261,8 @@ def served_beside_hostile_clients() -> str:
 
 
 def loop_and_loader() -> str:
-    whole, small = (only(rows_of("loop"), model=name) for name in ("vit_base_patch16_224", "plainvit_tiny_patch16_224"))
+    cases = ("vit_base_patch16_224, 224 px, batch 256", "plainvit_tiny_patch16_224, 32 px, batch 512")
+    whole, small = (only(rows_of("loop"), case=case) for case in cases)
     loader = only(rows_of("loader"), case="2 workers")
     bare = [only(rows_of("loader"), case=case) for case in ("2 workers, RandAugment 0", "0 workers")]
     rate, plain = loader["images_per_second"], bare[0]["images_per_second"]

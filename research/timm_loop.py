@@ -8,8 +8,9 @@
 The recipe is `adatape train cifar100 --system vit --patch 4` (ViT-Ti/4). A row has the accuracy on the test set, in
 float32, and images per second, loader included: the median over log intervals after the first. The two sides have the
 same initial weights, decay groups, rates, clipping, average and precision: with augmentation off they have the same
-losses (tests/test_timm_loop.py). `--pace` takes turns of both sides in one process and counts images per second of
-processor time, which a busy machine does not change. What differs otherwise:
+losses (tests/test_timm_loop.py). A side and seed that the file has a row of, with the same settings, is left out, and a
+run of ours that was stopped goes on if the same command is given again. `--pace` takes turns of both sides in one
+process and counts images per second of processor time, which a busy machine does not change. What differs otherwise:
 
 - RandAugment: timm has 15 operations, ours 16, with cutout; each is always applied, on both sides.
 - Mixup and CutMix pair a sample with its mirror place in the batch at timm, with the next sample at ours.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import statistics
 import time
@@ -33,7 +35,7 @@ from typing import Any, Literal, NamedTuple
 import timm
 import torch
 from PIL import Image
-from rows import Row, add_rows
+from rows import Row, add_rows, read_rows
 from timm.data import Mixup, create_loader
 from timm.data.auto_augment import rand_augment_transform
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
@@ -243,7 +245,7 @@ def train_by_timm(experiment: Experiment, device: torch.device) -> Trained:
 
 
 def train_by_ours(experiment: Experiment, device: torch.device, folder: Path) -> Trained:
-    result = train_to_folder(experiment, folder, str(device)).result
+    result = train_to_folder(experiment, folder, str(device), resume=True).result
     lines = [line for line in read_metrics(folder / METRICS).lines if line["kind"] == "train"]
     paces = [line["samples_per_second"] for line in lines]
     return Trained(result["accuracy"], median_pace(paces), [line["loss"] for line in lines])
@@ -315,11 +317,15 @@ def main(given: Sequence[str] | None = None) -> None:
         add_rows(arguments.out, [{"run": f"{RECIPE}/pace", "images_per_second": paces, **made}])
         print("  ".join(f"{side} {pace:,.0f} images/s of processor time" for side, pace in paces.items()))
         return
-    rows = []
+    rows, known = [], {row["run"]: row for row in read_rows(arguments.out)}
     for seed, side in itertools.product(arguments.seeds, arguments.side):
         experiment = experiment_of(RECIPES[RECIPE], " ".join([WORDS, *arguments.set]), path=arguments.data, seed=seed)
         check_covered(experiment)
         device = torch.device(arguments.device)
+        row = known.get(f"{RECIPE}/{side}/seed-{seed}")
+        if row is not None and row["config"] == json.loads(json.dumps(to_dict(experiment))):
+            rows.append(row)
+            continue
         if side == "timm":
             trained = train_by_timm(experiment, device)
         else:

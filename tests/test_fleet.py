@@ -75,6 +75,14 @@ def test_what_shares_batches_is_grouped_in_order() -> None:
     assert fleets([experiments[0], tiny(steps=5), experiments[1]], 8) == [[0, 2], [1]]
 
 
+def test_runs_that_a_kill_left_at_different_steps_go_on_in_groups(tmp_path: Path) -> None:
+    folders = [tmp_path / str(n) for n in range(4)]
+    for folder, step in zip(folders, (100, 200, 100), strict=False):
+        (folder / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+        (folder / "checkpoints" / f"step-{step:08d}" / "manifest.json").touch()
+    assert fleets([tiny("plainvit")] * 4, 8, folders) == [[0, 2], [1], [3]]
+
+
 def test_images_are_held_once() -> None:
     fleet = Fleet([tiny("plainvit"), tiny("vit")], "cpu")
     assert fleet.trainers[0].task.batches == fleet.trainers[1].task.batches

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -271,6 +272,14 @@ def test_a_gpu_has_seen_these_kernels() -> None:
     assert log["passed"] > 0
     unexplained = set(log["failed"]) - set(log.get("reasons", {}))
     assert not unexplained, "a failure on the GPU needs a reason that is not the kernel's"
+
+
+def test_tests_on_a_gpu_find_what_they_import_without_a_conftest() -> None:
+    found = [each.removeprefix("pythonpath=").split() for each in gpu_log().PYTEST if each.startswith("pythonpath=")]
+    ours = {path.stem: folder for folder in ("tests", "research") for path in (ROOT / folder).glob("*.py")}
+    for path in (ROOT / "tests" / "gpu").glob("test_*.py"):
+        imported = set(re.findall(r"^from (\w+) import", path.read_text(), re.MULTILINE))
+        assert [{ours[name] for name in imported & ours.keys()} <= set(folders) for folders in found] == [True]
 
 
 def test_a_comment_in_a_kernel_needs_no_gpu_and_a_number_does() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,19 @@ def test_algorithm_2_trains_in_all_its_parts(weights: Path) -> None:
     assert loss == loss
     still = [name for name, each in model.named_parameters() if torch.equal(each, before[name])]
     assert still == []
+
+
+def test_a_scan_that_was_not_trained_is_refused_by_the_names_of_those_that_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, wide = script("research/large/street_run.py"), script("research/large/large_tables.py").WIDE
+    assert f"--scans {wide}" in run.__doc__
+    torch.save({"vit": {}, "head": {}, "16,32,48,48:1500:": {}}, tmp_path / "state.pt")
+    given = ["--state", str(tmp_path / "state.pt"), "--path", "data", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["street_run.py", *given])
+    with pytest.raises(SystemExit):
+        run.main()
+    assert f"plan is {wide}; {tmp_path / 'state.pt'} has 16,32,48,48:1500:" in capsys.readouterr().err
 
 
 def test_scores_of_new_systems_join_the_stored_ones_if_they_are_of_the_same_scenes(tmp_path: Path) -> None:

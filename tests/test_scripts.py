@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -149,12 +150,48 @@ def test_a_grid_of_parity_is_multiplied_out_and_what_is_late_says_so(tmp_path: P
 
 def test_a_grid_of_parity_trains_in_processes_and_keeps_result_curve_and_other_lengths(tmp_path: Path) -> None:
     out = tmp_path / "parity.jsonl"
-    given = [str(out), "--length 8 --steps 20", "--small", "--also", "4", "--device", "cpu"]
-    script("research/parity.py").main(given)
+    given = [str(out), "--length 8 --steps 20", "--small", "--also", "4", "--evaluate-every", "10", "--device", "cpu"]
+    script("research/parity.py").main([*given, "--runs", str(tmp_path / "runs")])
     (row,) = rows_in(out)
     assert row["result"]["steps"] == 20
-    assert [step for step, _ in row["curve"]] == [20]
+    assert [step for step, _ in row["curve"]] == [10, 20]
     assert row["elsewhere"][0][0] == 4
+
+
+IN_SHELL = """
+while [ "$1" != --out ]; do shift; done
+if [ -f "$2/saved" ] && [ "$3" = --resume ]; then
+    echo '{"accuracy": 1.0, "steps": 7, "seconds": 9}' > "$2/result.json"
+    echo '{}' > "$2/env.json"
+else
+    mkdir -p "$2"
+    trap 'touch "$2/saved"; kill $!; exit 143' TERM
+    sleep 60 & wait
+fi
+"""
+
+
+def test_a_run_of_a_grid_that_was_stopped_goes_on_and_a_finished_one_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parity, out = script("research/parity.py"), tmp_path / "parity.jsonl"
+    monkeypatch.setattr(parity, "ADATAPE", ["sh", "-c", IN_SHELL, "adatape"])
+    monkeypatch.setattr(parity, "GRACE", 1)
+    given = [str(out), "--length 8", "--runs", str(tmp_path / "runs"), "--device", "cpu", "--minutes"]
+    parity.main([*given, "0.001"])
+    assert rows_in(out)[0]["unfinished"] == "stopped: the time was up"
+    parity.main([*given, "1"])
+    assert [row["result"]["steps"] for row in rows_in(out)] == [7]
+    capsys.readouterr()
+    parity.main([*given, "1"])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_of_a_grid_that_is_killed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parity, out = script("research/parity.py"), tmp_path / "parity.jsonl"
+    monkeypatch.setattr(parity, "ADATAPE", ["sh", "-c", "kill -9 $$"])
+    parity.main([str(out), "--length 8", "--device", "cpu"])
+    assert "SIGKILL" in rows_in(out)[0]["unfinished"]
 
 
 def test_runs_of_a_grid_train_together_once_each(
@@ -162,8 +199,9 @@ def test_runs_of_a_grid_train_together_once_each(
 ) -> None:
     parity, out = script("research/parity.py"), tmp_path / "parity.jsonl"
     small = {"data.held_out": 40, "optimizer.batch": 8}
-    monkeypatch.setattr(parity, "parity", lambda **given: with_fields(parity_small(**given), small))
+    monkeypatch.setattr(parity, "parity_small", lambda **given: with_fields(parity_small(**given), small))
     given = [str(out), "--length 8 --system adatape,ut --steps 1", "--together", "2", "--runs", str(tmp_path / "runs")]
+    given += ["--small"]
     parity.main([*given, "--evaluate-every", "1", "--device", "cpu"])
     told = capsys.readouterr().out
     assert "together:\n--length 8 --system adatape --steps 1\n--length 8 --system ut --steps 1" in told
@@ -190,9 +228,20 @@ def test_speed_is_timed_by_the_command_itself(monkeypatch: pytest.MonkeyPatch) -
     def bench(command: list[str], **_: Any) -> None:
         assert command[1:4] == ["-m", "adatape", "bench"]
         row = {**measured, **{name: stored["environment"][name] for name in table.OF_ENVIRONMENT}}
-        Path(command[command.index("--out") + 1]).write_text(json.dumps({"rows": [row]}))
+        failed = row | {"model": "another", "error": "out of memory", "ratio": None}
+        Path(command[command.index("--out") + 1]).write_text(json.dumps({"rows": [row, failed]}))
 
     monkeypatch.setattr(table.subprocess, "run", bench)
     assert table.timed(["adatape_base_patch16_224"]) == [{"case": stored["case"], **measured}]
     monkeypatch.setattr(table.subprocess, "run", lambda *_, **__: None)  # a bench that failed has left no file
     assert table.timed(["adatape_base_patch16_224"]) == []
+
+
+def test_a_side_whose_compilation_is_killed_says_so_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = script("benchmarks/speed_table.py")
+    killed = subprocess.CompletedProcess([], -9, "", "")
+    monkeypatch.setattr(table.subprocess, "run", lambda *_, **__: killed)
+    table.warm(("vit_tiny_patch16_224", "train", 1, False))
+    assert capsys.readouterr().out.endswith("s: exit status -9\n")

@@ -112,7 +112,7 @@ def test_the_same_parameters_decay(data: str) -> None:
     assert decays(trainer.model, trainer.stepper.adamw) == decays(loop.model, loop.optimizer)
 
 
-def test_both_sides_with_all_augmentation_give_a_row_for_each_seed(
+def test_both_sides_with_all_augmentation_give_a_row_for_each_seed_and_go_on_where_they_were_stopped(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "rows.jsonl"
@@ -125,6 +125,13 @@ def test_both_sides_with_all_augmentation_give_a_row_for_each_seed(
     assert rows[0]["config"] == rows[1]["config"]
     said = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in said[-2:]] == ["timm", "ours"]
+
+    out.write_text(json.dumps(rows[0]) + "\n")  # as if our side had been stopped before its row
+    timm_loop.main([*given, "--set", *SMALL.replace(f"batch={COUNT}", "batch=16").split(), "engine.precision=bf16"])
+    again = [json.loads(line) for line in out.read_text().splitlines()]
+    assert again[0] == rows[0]
+    assert again[1]["losses"] == rows[1]["losses"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["timm", "ours"]
 
 
 def test_both_sides_are_timed_in_turns(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """A model of `street.py` as a run folder: what was trained in stages becomes a WindowTape that every verb takes.
 
-    python research/large/street.py --data DIR --weights FILE --out runs/street --final --seeds 0
+    python research/large/street.py --data DIR --weights FILE --out runs/street --final --seeds 0 --only tape \\
+        --scans 32,64,96,96:2500:zoom+classes
     python research/large/street_run.py --state runs/street/street-64-0.pt --path data/gtsdb --out runs/street-windows
     adatape budget runs/street-windows --length 3 --store
 
@@ -64,11 +65,13 @@ def main() -> None:
     parser.add_argument("--plan", default=WIDE, help="the scan, as ScanPlan reads it")
     parser.add_argument("--reads", type=int, default=8)
     args = parser.parse_args()
-    plan = ScanPlan.parse(args.plan)
+    plan, state = ScanPlan.parse(args.plan), torch.load(args.state, weights_only=True)
+    if args.plan not in state:
+        parser.error(f"plan is {args.plan}; {args.state} has {', '.join(state.keys() - {'vit', 'head'})}")
     experiment = experiment_of(args.path, args.reads, plan.widths[0])
     model = build_for(experiment)
     assert isinstance(model, WindowTape)
-    weights = package_weights(model, torch.load(args.state, weights_only=True), args.plan)
+    weights = package_weights(model, state, args.plan)
     prepare(args.out, experiment, "cpu")
     write_weights(args.out / WEIGHTS, weights, identity(experiment).to_json())
     experiment, model = load_run(args.out)
