@@ -142,6 +142,8 @@ def _in_float32(layer: nn.Conv2d, x: Tensor) -> Tensor:
     """In bfloat16 many cells would have the same score, and neighbours among them."""
     assert layer.bias is not None
     with torch.autocast(x.device.type, enabled=False):
+        if layer.weight.dtype == torch.float32:
+            return layer(x.float())  # as a module, for the hooks that pruning and `weight_norm` add
         return F.conv2d(x.float(), layer.weight.float(), layer.bias.float())
 
 
