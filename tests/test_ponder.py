@@ -399,3 +399,14 @@ def test_names_are_in_timms_registry(name: str, width: int) -> None:
 def test_what_cannot_be_built_is_refused_with_the_reason(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("output", [False, True])
+def test_an_image_that_is_not_finite_has_no_finite_answer_and_leaves_the_others_alone(output: bool) -> None:
+    model, x = small(spread=1.0).eval(), images()
+    x[1] = torch.nan
+    found, alone = model(x, output=output), model(images(), output=output)
+    found, alone = (each.logits if output else each for each in (found, alone))
+    assert found[1].isnan().all()
+    others = [0, 2, 3, 4, 5]
+    torch.testing.assert_close(found[others], alone[others], rtol=1e-5, atol=1e-5)

@@ -147,6 +147,7 @@ def test_a_search_for_fewer_windows_than_are_read_reads_what_it_has() -> None:
         (torch.zeros(1, 3, 24, 24), "steps is 4; an image of 24 × 24 has room for 2, with cells of 8 × 8 pixels"),
         (torch.zeros(3, *IMAGE), r"images have shape \(3, 96, 128\); they must have a batch, 3 channels"),
         (torch.zeros(1, 1, *IMAGE), r"images have shape \(1, 1, 96, 128\)"),
+        (torch.zeros(0, 3, *IMAGE), r"images have shape \(0, 3, 96, 128\); they must have a batch"),
         ([], "the list of images is empty"),
     ],
 )

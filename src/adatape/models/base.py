@@ -355,4 +355,4 @@ class Adaptive(nn.Module, ABC):
 def macs_by_count(counts: Tensor, macs: Callable[[int], int]) -> Tensor:
     """`macs(count)` for every element; the formula is evaluated once per distinct count."""
     table = {count: macs(count) for count in counts.unique().tolist()}
-    return torch.tensor([table[count] for count in counts.tolist()])
+    return torch.tensor([table[count] for count in counts.tolist()], dtype=torch.int64)  # of no samples too

@@ -328,7 +328,7 @@ class WindowTape(Adaptive):
         sizes = output.places.image.expand(len(lengths), 2).tolist()
         kinds = [(tape, height, width) for tape, (height, width) in zip(lengths, sizes, strict=True)]
         table = {kind: self._macs_of(*kind) for kind in set(kinds)}
-        return torch.tensor([table[kind] for kind in kinds])
+        return torch.tensor([table[kind] for kind in kinds], dtype=torch.int64)
 
     def _macs_of(self, tape: int, height: int, width: int) -> int:
         """Where no window was worth reading, the image is scanned, and a class token without a view goes on alone."""

@@ -88,7 +88,7 @@ def check_size(image: Sequence[int], options: WindowOptions, steps: int) -> None
 
 
 def check_batch(images: Tensor, channels: int, options: WindowOptions, steps: int) -> None:
-    if images.dim() != 4 or images.shape[1] != channels:
+    if images.dim() != 4 or images.shape[1] != channels or images.shape[0] == 0:
         shape = tuple(images.shape)
         raise ValueError(f"images have shape {shape}; they must have a batch, {channels} channels, height and width")
     check_size(images.shape[-2:], options, steps)
