@@ -149,6 +149,8 @@ def test_a_search_for_fewer_windows_than_are_read_reads_what_it_has() -> None:
         (torch.zeros(1, 1, *IMAGE), r"images have shape \(1, 1, 96, 128\)"),
         (torch.zeros(0, 3, *IMAGE), r"images have shape \(0, 3, 96, 128\); they must have a batch"),
         ([], "the list of images is empty"),
+        (torch.zeros(1, 3, *IMAGE, dtype=torch.uint8), "images have dtype torch.uint8; they must be floating point"),
+        ([torch.zeros(3, *IMAGE, dtype=torch.uint8)], "image 0 has dtype torch.uint8; it must be floating point"),
     ],
 )
 def test_images_that_do_not_suit_are_refused_as_those_of_a_list(given: Any, said: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from timm.layers import HybridEmbed, PatchEmbed
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
@@ -61,8 +62,20 @@ def _held(module: nn.Module) -> str | None:
     return None if found is None else f"it holds one as .{found}, so wrap that"
 
 
+def check_images(vit: ViT, x: Tensor) -> None:
+    """Refuses what is no batch of images; a ViT of symbols has another embedding."""
+    if not isinstance(vit.patch_embed, PatchEmbed | HybridEmbed):
+        return
+    if not isinstance(x, Tensor):
+        raise TypeError(f"images are a {type(x).__name__}; they must be a tensor")
+    if x.dim() != 4 or x.shape[1] != vit.in_chans or not x.is_floating_point():
+        said = f"images have shape {tuple(x.shape)} and dtype {x.dtype}"
+        raise ValueError(f"{said}; they must be (b, {vit.in_chans}, height, width), floating point")
+
+
 def embed(vit: ViT, x: Tensor) -> tuple[Tensor, GridRope | None]:
     """Tokens that enter the first block, and their rotary positions if the ViT has any."""
+    check_images(vit, x)
     if not isinstance(vit, Eva):
         return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(x)))), None
     tokens, table = vit._pos_embed(vit.patch_embed(x))

@@ -23,7 +23,7 @@ from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, Si
 from adatape.models.tracing import refuse_tracing
 from adatape.packing import append_tape
 from adatape.ragged_attention import padding_mask
-from adatape.reader import threshold_number, warn_beyond, whole_steps
+from adatape.reader import as_number, warn_beyond, whole_steps
 from adatape.records import Output, Places, Searched, Tape
 from adatape.windows.answers import ANSWERS
 from adatape.windows.checks import (
@@ -265,7 +265,7 @@ class WindowTape(Adaptive):
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Most windows that are read, and the probability below which reading stops; None is as it was built."""
         steps = self.most if steps is None else whole_steps(steps)
-        floor = self.options.floor if threshold is None else threshold_number(threshold)
+        floor = self.options.floor if threshold is None else as_number("threshold", threshold)
         least, most = self.budget_range().least, most_apart(self.image, self.options.cell)
         if not least <= steps <= most:
             raise ValueError(f"steps is {steps}; of images of this size, this model reads {least} to {most} windows")

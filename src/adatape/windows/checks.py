@@ -91,15 +91,21 @@ def check_batch(images: Tensor, channels: int, options: WindowOptions, steps: in
     if images.dim() != 4 or images.shape[1] != channels or images.shape[0] == 0:
         shape = tuple(images.shape)
         raise ValueError(f"images have shape {shape}; they must have a batch, {channels} channels, height and width")
+    if not images.is_floating_point():
+        raise ValueError(f"images have dtype {images.dtype}; they must be floating point")
     check_size(images.shape[-2:], options, steps)
 
 
 def check_listed(images: Sequence[Tensor | OpenedImage], channels: int, options: WindowOptions, steps: int) -> None:
+    if not isinstance(images, Sequence):
+        raise TypeError(f"images are a {type(images).__name__}; they must be a tensor or a list")
     if not len(images):
         raise ValueError("the list of images is empty; it must have at least one")
     for n, image in enumerate(images):
         if not isinstance(image, (Tensor, OpenedImage)):
             raise TypeError(f"image {n} is a {type(image).__name__}; it must be a tensor or from adatape.open_image")
+        if isinstance(image, Tensor) and not image.is_floating_point():
+            raise ValueError(f"image {n} has dtype {image.dtype}; it must be floating point")
         shape = tuple(image.shape)
         if len(shape) != 3 or shape[0] != channels:
             raise ValueError(f"image {n} has shape {shape}; it must have {channels} channels, height and width")
