@@ -28,6 +28,7 @@ from adatape.records import Output, Places, Searched, Tape
 from adatape.windows.answers import ANSWERS
 from adatape.windows.checks import (
     check_batch,
+    check_classes,
     check_floor,
     check_listed,
     check_options,
@@ -84,6 +85,9 @@ class WindowTape(Adaptive):
         self.head = WindowHead(width, vit.num_classes)
         self.to_token = nn.Linear(width, vit.embed_dim)
         self.place = nn.Linear(2, vit.embed_dim)
+        if self.layer == len(vit.blocks):  # no block reads tokens, so nothing teaches what makes them
+            self.to_token.requires_grad_(False)
+            self.place.requires_grad_(False)
 
     def forward(self, x: Inputs, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         """Of images in one tensor, or of a list of images of several sizes: tensors (ch, h, w) and opened images."""
@@ -364,6 +368,7 @@ class WindowTape(Adaptive):
         self.image = height, width
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        check_classes(num_classes, self.options.labels)
         super().reset_classifier(num_classes, global_pool)
         check_pooling(self.vit, self.view is not None)
         self.head.reset_classes(num_classes)

@@ -27,6 +27,7 @@ def check_options(vit: VisionTransformer, image: tuple[int, int], options: Windo
         raise ValueError(f"layer is {options.layer}; windows join before a block index from 1 to {depth}")
     if options.labels not in ANSWERS:
         raise ValueError(f"labels is {options.labels!r}; it must be one of {', '.join(ANSWERS)}")
+    check_classes(vit.num_classes, options.labels)
     check_size(image, options, options.steps)
     if options.encoder == "vit" and (window % patch[0] or window % patch[1]):
         raise ValueError(f"window is {window}; the ViT encodes it, so its patches of {patch[0]} pixels must divide it")
@@ -56,6 +57,11 @@ def _in_patches(view: int | tuple[int, int], patch: tuple[int, int]) -> bool:
 def check_floor(name: str, value: float) -> None:
     if not 0 <= value < 1:
         raise ValueError(f"{name} is {value}; it must be a probability from 0 to 1, below which reading stops")
+
+
+def check_classes(classes: int, labels: str) -> None:
+    if labels == "one" and classes == 1:
+        raise ValueError("num_classes is 1 and labels 'one'; one label of one class says nothing: take 2, or 'several'")
 
 
 def check_pooling(vit: VisionTransformer, view: bool) -> None:
