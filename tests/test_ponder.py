@@ -19,6 +19,7 @@ from adatape.models.ponder import (
     ponder_loss,
     sampled_answer,
 )
+from adatape.models.rescale import Rescale
 from adatape.records import Output
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2, "num_classes": 5}
@@ -410,3 +411,16 @@ def test_an_image_that_is_not_finite_has_no_finite_answer_and_leaves_the_others_
     assert found[1].isnan().all()
     others = [0, 2, 3, 4, 5]
     torch.testing.assert_close(found[others], alone[others], rtol=1e-5, atol=1e-5)
+
+
+def test_a_loss_of_several_labels_is_refused() -> None:
+    model = small().train()
+    with pytest.raises(ValueError, match="kind is 'sigmoid'; PonderNet's loss is that of one label"):
+        model.loss(model(images(), output=True), labels(), kind="sigmoid")
+
+
+def test_images_are_rescaled_in_every_call() -> None:
+    model = small(spread=1.0).eval()
+    model.rescale = Rescale((0.3, 0.4, 0.5), (0.2, 0.2, 0.3))
+    with torch.no_grad():
+        torch.testing.assert_close(model(images()), model.forward_head(model.forward_features(images())))

@@ -494,6 +494,14 @@ def test_what_is_no_batch_of_images_is_refused(name: str, given: torch.Tensor, m
         model(given)
 
 
+def test_an_unknown_loss_is_refused() -> None:
+    vit = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, num_heads=2, depth=2, num_classes=5)
+    model = adatape.wrap(vit, patch=4, steps=2, query_width=16)
+    output: Any = model(torch.randn(2, 3, 32, 32), output=True)
+    with pytest.raises(ValueError, match="kind is 'bce'; it must be 'softmax' or 'sigmoid'"):
+        model.loss(output, torch.tensor([0, 1]), kind="bce")  # type: ignore[arg-type]
+
+
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="bankk"):
         adatape.wrap(timm.create_model("vit_tiny_patch16_224", depth=2), bankk="input")

@@ -15,6 +15,7 @@ import operator
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -247,7 +248,7 @@ def whole_steps(steps: int) -> int:
     raise ValueError(f"steps is {steps!r}; it must be a whole number")
 
 
-def as_number(name: str, value: float) -> float:
+def as_number(name: str, value: Any) -> float:
     """A setting as a float; refuses what is no number, True and False."""
     if not isinstance(value, bool) and hasattr(value, "__float__"):
         with suppress(TypeError, ValueError, RuntimeError):  # of a tensor that is no single number

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from adatape.ablation import FixedTokens
 from adatape.banks import Bank
 from adatape.config import Budget
+from adatape.counter_rng import check_keys
 from adatape.losses import LossName, class_loss
 from adatape.macs import PartCost, input_tokens, total, vit_cost
 from adatape.models.backbone import ViT, check_backbone, embed, pooled_prefix
@@ -93,6 +94,7 @@ class Adaptive(nn.Module, ABC):
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         refuse_tracing(x, self.adapts is not None)
+        check_keys(key, x)
         result = self.forward_blocks(self._rescaled(x), ignore_block, key)
         rows = self._final_norm(self._pooled_rows(result))
         features = self.forward_head(rows, pre_logits=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from adatape.act import NEVER_HALT_LOGIT
 from adatape.config import SIZES
-from adatape.counter_rng import uniform
+from adatape.counter_rng import check_keys, uniform
 from adatape.cuda_graphs import in_torch_func, is_compiling_or_capturing
 from adatape.losses import LossName
 from adatape.macs import PartCost, block_macs, embedding_cost, head_cost, input_tokens, linear_macs, parameter_count
@@ -138,8 +138,10 @@ class PonderNet(Repeating):
         numbers = torch.arange(1, weight.shape[1] + 1, device=weight.device)
         return ((weight * numbers).sum(1) + 0.5).long()
 
-    def main_loss(self, output: Output, target: Tensor, kind: LossName) -> Tensor:  # noqa: ARG002
+    def main_loss(self, output: Output, target: Tensor, kind: LossName) -> Tensor:
         """The expected loss: that of every step's logits, weighted by p_n."""
+        if kind != "softmax":
+            raise ValueError(f"kind is {kind!r}; PonderNet's loss is that of one label, so it must be 'softmax'")
         return ponder_loss(output, target)
 
     def never_halt(self) -> None:
@@ -152,7 +154,8 @@ class PonderNet(Repeating):
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         """Without `output`, inference stops once every sample's answer is settled; `Output` needs p of all steps."""
-        trace = self._ponder(x, key, all_steps=output)
+        check_keys(key, x)
+        trace = self._ponder(self._rescaled(x), key, all_steps=output)
         features = self._features(trace)
         logits = self.vit.head(features)
         if not output:

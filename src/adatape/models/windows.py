@@ -16,6 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.config import Budget
+from adatape.counter_rng import check_keys
 from adatape.cuda_graphs import is_compiling_or_capturing
 from adatape.losses import LossName, class_loss
 from adatape.macs import PartCost, block_macs, embedding_cost, linear_macs, parameter_count, total
@@ -92,6 +93,7 @@ class WindowTape(Adaptive):
     def forward(self, x: Inputs, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         """Of images in one tensor, or of a list of images of several sizes: tensors (ch, h, w) and opened images."""
         refuse_tracing(x, adapts=True)
+        check_keys(key, x)
         if self.steps == 0:
             return super().forward(x, output, key)  # type: ignore[arg-type]
         sources = self._sources(x)
