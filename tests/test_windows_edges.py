@@ -271,3 +271,9 @@ def test_one_label_of_one_class_is_refused() -> None:
     with pytest.raises(ValueError, match="num_classes is 1 and labels 'one'"):
         model.reset_classifier(1)
     assert model.num_classes == model.vit.head.out_features > 1
+
+
+def test_a_forward_on_the_meta_device_gives_shapes() -> None:
+    model = small(view=32).to("meta")
+    output = model(images().to("meta"), output=True)
+    assert (output.logits.shape, output.tape.mask.shape) == ((3, 5), (3, 4))

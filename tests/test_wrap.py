@@ -502,6 +502,18 @@ def test_an_unknown_loss_is_refused() -> None:
         model.loss(output, torch.tensor([0, 1]), kind="bce")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("bank", ["input", "learn"])
+def test_a_vit_is_wrapped_where_the_default_dtype_is_another(bank: Any, dtype: torch.dtype) -> None:
+    torch.set_default_dtype(dtype)
+    try:
+        vit = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, num_heads=2, depth=2, num_classes=5)
+        model = adatape.wrap(vit, bank, bank_size=40, steps=2, patch=4, query_width=16)
+        assert model(torch.randn(2, 3, 32, 32)).dtype == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="bankk"):
         adatape.wrap(timm.create_model("vit_tiny_patch16_224", depth=2), bankk="input")
