@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from timm.layers import HybridEmbed, PatchEmbed
@@ -91,6 +92,14 @@ def pooled_prefix(vit: ViT) -> int | None:
     if isinstance(vit, VisionTransformerDistilled):
         return 2
     return 1 if vit.global_pool == "token" and vit.attn_pool is None else None
+
+
+def two_sides(name: str, size: Any) -> tuple[int, int]:
+    """Height and width of a size that is one side or both; timm takes negative ones."""
+    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
+    if len(sides) != 2 or not all(hasattr(side, "__index__") and side > 0 for side in sides):
+        raise ValueError(f"{name} is {size!r}; it must be a side in pixels, or height and width")
+    return sides
 
 
 def default_bank_patch(vit: ViT) -> int:

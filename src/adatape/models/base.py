@@ -25,7 +25,7 @@ from adatape.config import Budget
 from adatape.counter_rng import check_keys
 from adatape.losses import LossName, class_loss
 from adatape.macs import PartCost, input_tokens, total, vit_cost
-from adatape.models.backbone import ViT, check_backbone, embed, pooled_prefix
+from adatape.models.backbone import ViT, check_backbone, embed, pooled_prefix, two_sides
 from adatape.models.prefix import wrapped_settings
 from adatape.models.rescale import Rescale
 from adatape.models.rope import GridRope
@@ -315,7 +315,9 @@ class Adaptive(nn.Module, ABC):
 
     def set_input_size(self, img_size: Size | None = None, patch_size: Size | None = None) -> None:
         """Changes the size of images or of the ViT's patches, as timm's ViT does."""
-        self.vit.set_input_size(img_size=img_size, patch_size=patch_size)
+        image = None if img_size is None else two_sides("img_size", img_size)
+        patch = None if patch_size is None else two_sides("patch_size", patch_size)
+        self.vit.set_input_size(img_size=image, patch_size=patch)
 
     def no_weight_decay(self) -> set[str]:
         return {f"vit.{name}" for name in self.vit.no_weight_decay()}

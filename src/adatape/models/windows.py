@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timm.layers import resample_abs_pos_embed, to_2tuple
+from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -20,6 +20,7 @@ from adatape.counter_rng import check_keys
 from adatape.cuda_graphs import is_compiling_or_capturing
 from adatape.losses import LossName, class_loss
 from adatape.macs import PartCost, block_macs, embedding_cost, linear_macs, parameter_count, total
+from adatape.models.backbone import two_sides
 from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, Size, WindowGrid, ignore_block
 from adatape.models.tracing import refuse_tracing
 from adatape.packing import append_tape
@@ -365,7 +366,7 @@ class WindowTape(Adaptive):
         """Changes the size of images; the view stays as it is."""
         if patch_size is not None:
             raise ValueError(f"patch_size is {patch_size}; windows have the ViT's patches: set it before wrapping")
-        height, width = self.image if img_size is None else to_2tuple(img_size)
+        height, width = self.image if img_size is None else two_sides("img_size", img_size)
         check_size((height, width), self.options, self._reads())
         self.image = height, width
 
