@@ -26,7 +26,7 @@ from adatape.macs import (
 from adatape.models.adapters import warn_of_adapters
 from adatape.models.backbone import ViT, two_sides
 from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, Size, ignore_block, macs_by_count
-from adatape.models.execution import BlocksInput, run_buckets, run_packed, run_padded
+from adatape.models.execution import BlocksInput, bucket_count, run_buckets, run_packed, run_padded
 from adatape.models.join import TapeJoin, check_join, head_count, hidden_width
 from adatape.models.rope import row_rope
 from adatape.packing import TapeRows, append_tape, packs, pad_rows, without_hidden_steps
@@ -125,7 +125,7 @@ class AdaTape(Adaptive):
         Shapes then depend on the data: blocks may be compiled with dynamic=True; models compiled as a whole, training
         and gated tapes stay padded. None, as built, packs large samples in eager inference on a CPU without hooks.
         """
-        self.packed, self.buckets = packed if buckets == 0 else True, buckets
+        self.packed, self.buckets = packed if buckets == 0 else True, bucket_count(buckets)
 
     def train(self, mode: bool = True) -> AdaTape:
         if mode:
