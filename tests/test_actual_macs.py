@@ -72,3 +72,10 @@ def test_the_counter_agrees_with_what_a_lone_sample_spends() -> None:
 def test_typical_is_between_nothing_and_the_bound() -> None:
     model = build("adatape_tiny_patch16_224")
     assert 0 < typical_gflops(model) <= total(cost(model)).macs / 1e9
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_no_samples_have_whole_numbers_too(name: str) -> None:
+    model = build(name)
+    spent = model.actual_macs(model(images(0), output=True))
+    assert (spent.shape, spent.dtype) == ((0,), torch.int64)

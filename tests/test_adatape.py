@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import timm
@@ -356,3 +357,26 @@ def test_other_blocks_of_timms_are_wrapped_too() -> None:
         vit = timm.create_model(name, img_size=56, depth=2, num_classes=5, embed_dim=64, num_heads=2)
         model = wrap(vit, "learn", bank_size=80).eval()
         assert model(torch.randn(2, 3, 56, 56)).shape == (2, 5), name
+
+
+@pytest.mark.parametrize("size", [0, -32, "32", 32.0, (32,), (32, 32, 32), (32, -32)])
+@pytest.mark.parametrize("name", ["adatape_tiny_patch16_224", "ut_tiny_patch16_224", "windows"])
+def test_a_size_that_no_image_has_is_refused(name: str, size: Any) -> None:
+    if name == "windows":
+        vit = VisionTransformer(img_size=32, patch_size=8, depth=2, embed_dim=32, num_heads=2)
+        model = wrap(vit, "windows", image=(48, 64), window=16, steps=2)
+    else:
+        model = timm.create_model(
+            name,
+            img_size=32,
+            patch_size=8,
+            embed_dim=96,
+            num_heads=3,
+            **({"bank_patch": 4, "steps": 3} if "adatape" in name else {}),
+        )
+    before = model.image_size
+    with pytest.raises(ValueError, match=r"img_size is .*; it must be a side in pixels, or height and width"):
+        model.set_input_size(size)
+    assert model.image_size == before
+    with pytest.raises(ValueError, match="patch_size is "):
+        model.set_input_size(patch_size=size)

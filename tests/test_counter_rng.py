@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
+import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
 
+import adatape
+import adatape.models
 from adatape.counter_rng import key_of, keys_of, normal, uniform
 
 
@@ -56,3 +61,21 @@ def test_it_compiles_in_full_to_the_same_numbers() -> None:
     assert torch.equal(ours[0], uniform(keys, 7))
     torch.testing.assert_close(ours[1], normal(keys, 7), rtol=1e-5, atol=1e-6)
     torch.library.opcheck(torch.ops.adatape.uniform, (keys, 7))
+
+
+@pytest.mark.parametrize(
+    "key", [torch.arange(2), torch.arange(3).int(), torch.zeros(3, 1).long(), torch.rand(3), [0, 1]]
+)
+@pytest.mark.parametrize("name", ["adatape", "ponder", "windows"])
+def test_a_key_that_is_not_one_number_for_each_sample_is_refused(name: str, key: Any) -> None:
+    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "num_heads": 2, "num_classes": 5}
+    size: tuple[int, ...] = (32, 32)
+    if name == "ponder":
+        model = timm.create_model("ponder_tiny_patch16_224", **shape, steps=2)
+    elif name == "windows":
+        size = (48, 64)
+        model = adatape.wrap(VisionTransformer(**shape, depth=2), "windows", image=size, window=16, steps=2)
+    else:
+        model = adatape.wrap(VisionTransformer(**shape, depth=2), patch=4, steps=2, query_width=16)
+    with pytest.raises(ValueError, match=r"key is .*; it must be a tensor of shape \(3,\) and torch.int64"):
+        model(torch.zeros(3, 3, *size), key=key)

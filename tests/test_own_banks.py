@@ -90,6 +90,7 @@ def test_what_is_read_of_a_tensor_is_drawn_by_index() -> None:
         (torch.full((40, WIDTH), torch.nan), {}, "bank has 1280 non-finite values of 1280"),
         (torch.zeros(5, WIDTH), {}, "bank has 5 tokens; steps × merge needs 6"),
         ("books", {}, "bank is 'books'; it must be 'input', 'learn', 'windows', a tensor or an adatape.Bank"),
+        (torch.zeros(40, WIDTH).numpy(), {}, "bank is a ndarray; it must be 'input', 'learn', 'windows', a tensor"),
         (torch.zeros(40, WIDTH), {"image": (32, 32)}, "only bank='windows' takes it"),
     ],
 )
@@ -149,3 +150,49 @@ def test_the_guides_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for block in blocks:
         exec(block, names)
     assert names["model"].bank.size == 5000
+
+
+class Given(adatape.Bank):
+    """A bank whose `forward` or `open` returns what it is given."""
+
+    size = 40
+
+    def __init__(self, given: Any, opened: bool = False) -> None:
+        super().__init__()
+        self.given, self.opened = given, opened
+
+    def forward(self, inputs: Tensor) -> Any:  # noqa: ARG002
+        return self.given
+
+    def open(self, inputs: Tensor, tokens: Tensor, query: Tensor) -> Any:
+        return self.given if self.opened else super().open(inputs, tokens, query)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(
+    ("bank", "message"),
+    [
+        (Given(torch.zeros(40, 8)), "the bank's tokens have width 8 and the ViT's 32; they must be equal"),
+        (
+            Given(torch.zeros(40)),
+            r"the bank's tokens are of shape \(40,\); they must be a tensor \(c, d\) or \(b, c, d\)",
+        ),
+        (Given(torch.zeros(1, 1, 40, WIDTH)), r"the bank's tokens are of shape \(1, 1, 40, 32\)"),
+        (Given(None), "the bank's tokens are a NoneType"),
+        (Given([torch.zeros(40, WIDTH)]), "the bank's tokens are a list"),
+        (Given(None, opened=True), "the bank's tokens are a NoneType"),
+        (
+            Given(adatape.KeyedView(torch.randn(40, 16), lambda index: index.new_zeros(*index.shape, 8)), True),
+            "the bank's tokens have width 8 and the ViT's 32",
+        ),
+        (
+            Given(adatape.KeyedView(torch.randn(40, 16), lambda index: index.new_zeros(index.numel(), WIDTH)), True),
+            r"make's tokens are of shape \(18, 32\); for an index of shape \(3, 3, 2\) they must be \(3, 3, 2, 'd'\)",
+        ),
+        (Given(adatape.KeyedView(torch.randn(40, 16), lambda _: None), True), "make's tokens are a NoneType"),  # type: ignore[arg-type,return-value]
+    ],
+)
+def test_what_a_bank_must_not_give_is_refused_where_it_is_read(bank: adatape.Bank, message: str, mode: str) -> None:
+    model = wrapped(bank).train(mode == "training")
+    with torch.set_grad_enabled(mode == "training"), pytest.raises(ValueError, match=message):
+        model(images())

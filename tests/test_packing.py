@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_wrap import VITS, pretrained, wrapped
 from timm.layers import Attention
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-import adatape.models  # noqa: F401  registers the models
+import adatape
+import adatape.models
 from adatape import ragged_attention
 from adatape.models import AdaTape
 from adatape.models.execution import buckets, run_packed
@@ -482,3 +484,12 @@ def test_avit_removes_tokens_by_the_kernel_as_without(kernel: list[Tensor]) -> N
     assert kernel
     torch.testing.assert_close(packed.logits, masked.logits, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(packed.steps.weight, masked.steps.weight, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, "2", True, None])
+def test_a_number_of_buckets_that_leaves_samples_out_is_refused(count: Any) -> None:
+    vit = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, num_heads=2, depth=2)
+    model = adatape.wrap(vit, patch=4, steps=2, query_width=16, gate=False)
+    with pytest.raises(ValueError, match=f"buckets is {count!r}; it must be 0"):
+        model.set_packed(buckets=count)
+    assert model.buckets == 0

@@ -173,3 +173,12 @@ def test_a_training_step_can_be_a_cuda_graph(system: str) -> None:
             output = functional_call(model, weights, (symbols,), {"output": True, "key": key})
             model.loss(output, label, 0.01)
     assert seen.found == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("system", ["adatape", "transformer", "singles"])
+def test_a_model_of_sequences_takes_its_weights_dtype(system: str, dtype: torch.dtype) -> None:
+    model = build_sequence_model(tiny(system).model, 8).to(dtype)
+    output = model(held_out_set(8, 4).symbols, output=True)
+    assert output.logits.dtype == dtype
+    model.loss(output, torch.tensor([0, 1, 0, 1])).backward()

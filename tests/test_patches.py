@@ -6,9 +6,12 @@ import pytest
 import timm
 import torch
 from timm.layers import PatchEmbed
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
+from torch.nn.utils import prune
 
-import adatape.models  # noqa: F401  registers the names
+import adatape
+import adatape.models
 from adatape.patches import PatchRows, raw_patches
 
 
@@ -58,3 +61,46 @@ def test_registered_models_take_rows_and_wrapped_ones_keep_their_own() -> None:
     model = timm.create_model("plainvit_tiny_patch16_224", img_size=32, depth=1)
     assert isinstance(model.vit.patch_embed, PatchRows)
     assert not isinstance(timm.create_model("vit_tiny_patch16_224").patch_embed, PatchRows)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("tool", ["prune", "weight_norm"])
+@pytest.mark.parametrize("name", ["wrapped", "adatape_tiny_patch16_224", "windows"])
+def test_weights_that_a_hook_computes_anew_are_never_stale(name: str, tool: str) -> None:
+    """Pruning and the older `weight_norm` set a layer's weight before each call of the layer."""
+    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "num_heads": 2, "depth": 2, "num_classes": 3}
+    size: tuple[int, ...] = (32, 32)
+    if name == "wrapped":
+        model = adatape.wrap(VisionTransformer(**shape), patch=4, steps=2, query_width=16)
+    elif name == "windows":
+        size = (48, 64)
+        model = adatape.wrap(VisionTransformer(**shape), "windows", image=size, window=16, steps=2, view=32, layer=1)
+    else:
+        model = timm.create_model(name, **shape, bank_patch=4, steps=2, query_width=16)
+    layers = [each for each in model.modules() if isinstance(each, (nn.Linear, nn.Conv2d))]
+    for layer in layers:
+        if tool == "prune":
+            prune.l1_unstructured(layer, "weight", 0.3)
+        else:
+            nn.utils.weight_norm(layer)
+    x, target = torch.randn(2, 3, *size), torch.tensor([0, 1])
+    rate = torch.optim.SGD(model.train().parameters(), 0.1)
+    for _ in range(2):
+        rate.zero_grad()
+        model.loss(model(x, output=True), target).backward()
+        rate.step()
+    with torch.no_grad():
+        before = model.eval()(x)
+        for layer in layers:
+            prune.remove(layer, "weight") if tool == "prune" else nn.utils.remove_weight_norm(layer)
+        torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-5)
+
+
+def test_hooks_of_every_layer_are_called() -> None:
+    vit = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, num_heads=2, depth=2)
+    model, called = adatape.wrap(vit, patch=4, steps=2, query_width=16), set()
+    layers = {name: each for name, each in model.named_modules() if isinstance(each, (nn.Linear, nn.Conv2d))}
+    for name, layer in layers.items():
+        layer.register_forward_hook(lambda *_, name=name: called.add(name))
+    model(torch.randn(2, 3, 32, 32))
+    assert called == set(layers)

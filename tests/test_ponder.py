@@ -19,6 +19,7 @@ from adatape.models.ponder import (
     ponder_loss,
     sampled_answer,
 )
+from adatape.models.rescale import Rescale
 from adatape.records import Output
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2, "num_classes": 5}
@@ -399,3 +400,27 @@ def test_names_are_in_timms_registry(name: str, width: int) -> None:
 def test_what_cannot_be_built_is_refused_with_the_reason(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("output", [False, True])
+def test_an_image_that_is_not_finite_has_no_finite_answer_and_leaves_the_others_alone(output: bool) -> None:
+    model, x = small(spread=1.0).eval(), images()
+    x[1] = torch.nan
+    found, alone = model(x, output=output), model(images(), output=output)
+    found, alone = (each.logits if output else each for each in (found, alone))
+    assert found[1].isnan().all()
+    others = [0, 2, 3, 4, 5]
+    torch.testing.assert_close(found[others], alone[others], rtol=1e-5, atol=1e-5)
+
+
+def test_a_loss_of_several_labels_is_refused() -> None:
+    model = small().train()
+    with pytest.raises(ValueError, match="kind is 'sigmoid'; PonderNet's loss is that of one label"):
+        model.loss(model(images(), output=True), labels(), kind="sigmoid")
+
+
+def test_images_are_rescaled_in_every_call() -> None:
+    model = small(spread=1.0).eval()
+    model.rescale = Rescale((0.3, 0.4, 0.5), (0.2, 0.2, 0.3))
+    with torch.no_grad():
+        torch.testing.assert_close(model(images()), model.forward_head(model.forward_features(images())))

@@ -128,6 +128,20 @@ def test_what_cannot_be_shown_is_refused() -> None:
         adatape.show_tape(model, torch.randn(3, 32, 32))
 
 
+def test_a_model_that_repeats_blocks_has_no_tape_at_any_budget() -> None:
+    model = timm.create_model("ut_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, num_heads=2, steps=2)
+    with pytest.raises(ValueError, match="this model, Universal, reads no tape; there is nothing to show"):
+        adatape.show_tape(model, torch.randn(3, 32, 32))
+
+
+def test_showing_leaves_every_part_in_its_mode() -> None:
+    model = patches().train()
+    model.vit.blocks[0].eval()
+    before = [part.training for part in model.modules()]
+    adatape.show_tape(model, torch.randn(3, 32, 32))
+    assert [part.training for part in model.modules()] == before
+
+
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for name in [name for name in sys.modules if name.startswith(("matplotlib.", "adatape.report.pictures"))]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import re
 import subprocess
@@ -23,6 +24,7 @@ from PIL import Image
 from test_cost import counted
 from test_wrap import VITS
 from timm.data import Mixup, create_loader
+from timm.models._manipulate import reinit_non_persistent_buffers
 from timm.optim import create_optimizer_v2
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
@@ -567,6 +569,28 @@ def test_a_forward_on_the_meta_device_gives_shapes(bank: str, use_kernels: bool)
     assert isinstance(output, Output)
     assert output.tape is not None
     assert (output.logits.shape, output.tape.tokens.shape) == ((4, 5), (4, 6, 64))
+
+
+@pytest.mark.parametrize("name", ["adatape_tiny_patch16_224", "plainvit_tiny_patch16_224", "ponder_tiny_patch16_224"])
+@torch.no_grad()
+def test_a_model_built_without_memory_is_the_same_once_its_weights_are_loaded(name: str) -> None:
+    model = timm.create_model(name, **VIT, **({"bank_patch": 4, "steps": 3} if "adatape" in name else {})).eval()
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.1)
+    assigned, emptied = (copy.deepcopy(model).to("meta") for _ in range(2))
+    assigned.load_state_dict(model.state_dict(), assign=True)
+    emptied.to_empty(device="cpu").load_state_dict(model.state_dict())
+    for other in (assigned, emptied):
+        reinit_non_persistent_buffers(other)
+        assert torch.equal(other(images()), model(images()))
+
+
+@pytest.mark.parametrize("name", ["ut", "u2t", "uvit", "ponder", "avit"])
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_models_of_adaptive_depth_are_mapped_over_samples(name: str) -> None:
+    model = timm.create_model(f"{name}_tiny_patch16_224", **VIT, **({} if name == "avit" else {"steps": 3})).eval()
+    each = torch.func.vmap(lambda image: model(image[None])[0])(images())
+    torch.testing.assert_close(each, model(images()), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernels", [False, True])

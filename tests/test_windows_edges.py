@@ -10,6 +10,7 @@ import torch
 from graphable import FromHost
 from test_cost import counted
 from test_windows import IMAGE, images, read, small, small_vit
+from timm.models.vision_transformer import VisionTransformer
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
 
@@ -147,7 +148,10 @@ def test_a_search_for_fewer_windows_than_are_read_reads_what_it_has() -> None:
         (torch.zeros(1, 3, 24, 24), "steps is 4; an image of 24 × 24 has room for 2, with cells of 8 × 8 pixels"),
         (torch.zeros(3, *IMAGE), r"images have shape \(3, 96, 128\); they must have a batch, 3 channels"),
         (torch.zeros(1, 1, *IMAGE), r"images have shape \(1, 1, 96, 128\)"),
+        (torch.zeros(0, 3, *IMAGE), r"images have shape \(0, 3, 96, 128\); they must have a batch"),
         ([], "the list of images is empty"),
+        (torch.zeros(1, 3, *IMAGE, dtype=torch.uint8), "images have dtype torch.uint8; they must be floating point"),
+        ([torch.zeros(3, *IMAGE, dtype=torch.uint8)], "image 0 has dtype torch.uint8; it must be floating point"),
     ],
 )
 def test_images_that_do_not_suit_are_refused_as_those_of_a_list(given: Any, said: str) -> None:
@@ -245,3 +249,31 @@ def test_another_size_of_images_keeps_the_view() -> None:
         model.set_input_size((12, 96))
     with pytest.raises(ValueError, match=r"patch_size is \(8, 8\); windows have the ViT's patches"):
         model.set_input_size(patch_size=(8, 8))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"layer": 1, "view": 32}, {"search": 4}, {"encoder": "convolutions", "view": 32}], ids=str
+)
+def test_every_parameter_that_trains_has_a_finite_gradient(options: dict[str, Any]) -> None:
+    """So that DDP takes a model of windows as it is."""
+    model = small(**options).train()
+    model.loss(model(torch.randn(2, 3, *IMAGE), output=True), torch.tensor([0, 1])).backward()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in trained)
+
+
+def test_one_label_of_one_class_is_refused() -> None:
+    vit = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, num_heads=2, depth=2, num_classes=1)
+    with pytest.raises(ValueError, match="num_classes is 1 and labels 'one'"):
+        adatape.wrap(vit, "windows", image=IMAGE, window=16, steps=2)
+    adatape.wrap(vit, "windows", image=IMAGE, window=16, steps=2, labels="several")
+    model = small()
+    with pytest.raises(ValueError, match="num_classes is 1 and labels 'one'"):
+        model.reset_classifier(1)
+    assert model.num_classes == model.vit.head.out_features > 1
+
+
+def test_a_forward_on_the_meta_device_gives_shapes() -> None:
+    model = small(view=32).to("meta")
+    output = model(images().to("meta"), output=True)
+    assert (output.logits.shape, output.tape.mask.shape) == ((3, 5), (3, 4))

@@ -457,6 +457,63 @@ def test_behind_gates_every_parameter_has_a_gradient(tape_ffn: str) -> None:
     assert not [name for name, p in model.named_parameters() if p.grad is None]
 
 
+@pytest.mark.parametrize("name", ["steps", "threshold", "norm_scale", "query_noise", "bank_dropout", "query_width"])
+@pytest.mark.parametrize("value", ["4", None, True])
+def test_a_setting_that_is_no_number_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} is {value!r}; it must be a number"):
+        adatape.wrap(timm.create_model("vit_tiny_patch16_224", depth=2), **{name: value})
+
+
+def test_noise_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="query_noise nan"):
+        adatape.wrap(timm.create_model("vit_tiny_patch16_224", depth=2), query_noise=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            torch.zeros(3, 32, 32),
+            r"images have shape \(3, 32, 32\) and dtype torch.float32; they must be \(b, 3, height, ",
+        ),
+        (torch.zeros(1, 2, 3, 32, 32), r"images have shape \(1, 2, 3, 32, 32\)"),
+        (torch.zeros(2, 1, 32, 32), r"images have shape \(2, 1, 32, 32\)"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "dtype torch.uint8; they must be .*floating point"),
+        (torch.zeros(2, 3, 32, 32).long(), "dtype torch.int64"),
+    ],
+)
+@pytest.mark.parametrize(
+    "name", ["adatape_tiny_patch16_224", "ut_tiny_patch16_224", "ponder_tiny_patch16_224", "wrapped"]
+)
+def test_what_is_no_batch_of_images_is_refused(name: str, given: torch.Tensor, message: str) -> None:
+    shape = {"img_size": 32, "embed_dim": 96, "num_heads": 3, "depth": 1}
+    bank = {"bank_patch": 4} if name.startswith("adatape") else {}
+    vit = timm.create_model("vit_tiny_patch16_224", **{**shape, "depth": 2}) if name == "wrapped" else None
+    model = timm.create_model(name, **{**shape, "depth": 2}, **bank) if vit is None else adatape.wrap(vit, patch=4)
+    with pytest.raises(ValueError, match=message):
+        model(given)
+
+
+def test_an_unknown_loss_is_refused() -> None:
+    vit = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, num_heads=2, depth=2, num_classes=5)
+    model = adatape.wrap(vit, patch=4, steps=2, query_width=16)
+    output: Any = model(torch.randn(2, 3, 32, 32), output=True)
+    with pytest.raises(ValueError, match="kind is 'bce'; it must be 'softmax' or 'sigmoid'"):
+        model.loss(output, torch.tensor([0, 1]), kind="bce")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("bank", ["input", "learn"])
+def test_a_vit_is_wrapped_where_the_default_dtype_is_another(bank: Any, dtype: torch.dtype) -> None:
+    torch.set_default_dtype(dtype)
+    try:
+        vit = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, num_heads=2, depth=2, num_classes=5)
+        model = adatape.wrap(vit, bank, bank_size=40, steps=2, patch=4, query_width=16)
+        assert model(torch.randn(2, 3, 32, 32)).dtype == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="bankk"):
         adatape.wrap(timm.create_model("vit_tiny_patch16_224", depth=2), bankk="input")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -24,6 +26,14 @@ def key_of(*words: int) -> int:
 def keys_of(key: int, ids: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
     """A key for each id under a common key."""
     return _mixed(ids * _signed(GOLDEN) + key)
+
+
+def check_keys(key: Tensor | None, samples: Sequence[Any] | Tensor) -> None:
+    """Refuses a model's `key` that is not one int64 for each sample: others would give samples each other's numbers."""
+    if key is None or (isinstance(key, Tensor) and key.shape == (len(samples),) and key.dtype == torch.int64):
+        return
+    given = f"of shape {tuple(key.shape)} and {key.dtype}" if isinstance(key, Tensor) else f"a {type(key).__name__}"
+    raise ValueError(f"key is {given}; it must be a tensor of shape {(len(samples),)} and torch.int64")
 
 
 def uniform(keys: Int[Tensor, "n"], count: int) -> Float[Tensor, "n count"]:

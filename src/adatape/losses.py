@@ -16,5 +16,7 @@ def class_loss(logits: Float[Tensor, "b c"], target: Tensor, kind: LossName = "s
     logits = logits.float()
     if kind == "softmax":
         return F.cross_entropy(logits, target)
+    if kind != "sigmoid":
+        raise ValueError(f"kind is {kind!r}; it must be 'softmax' or 'sigmoid'")
     shares = F.one_hot(target, logits.shape[1]).float() if target.dim() == 1 else target
     return F.binary_cross_entropy_with_logits(logits, shares, reduction="sum") / logits.shape[0]

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 class PatchRows(PatchEmbed):
     """timm's PatchEmbed as a matmul; inputs that need padding or are not flattened use timm's convolution.
 
-    So does a projection that a tool has replaced, as adapters do, since its weight is not all that it computes.
+    So does a projection that a tool has changed, as adapters do, since its weight is not all that it computes.
     """
 
     def forward(self, x: Float[Tensor, "b ch height width"]) -> Any:
         resized = tuple(x.shape[-2:]) != self.img_size and self.strict_img_size
-        if resized or self.dynamic_img_pad or not self.flatten or type(self.proj) is not nn.Conv2d:
+        if resized or self.dynamic_img_pad or not self.flatten or not is_plain(self.proj):
             return super().forward(x)
         rows = raw_patches(x, self.patch_size).to(matmul_dtype(x))
         return self.norm(F.linear(rows, self.proj.weight.flatten(1), self.proj.bias))
@@ -42,8 +42,10 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is torch's own with ordinary weights, so that they are all that it computes.
+    """Whether a layer is torch's own with ordinary weights and no hooks, so that its weights are all that it computes.
 
-    Adapters replace the layer; quantisers replace it or the type of its weight.
+    Adapters replace the layer; quantisers replace it or the type of its weight; pruning and `weight_norm` compute its
+    weight anew in a hook before each call.
     """
-    return type(layer) in (nn.Linear, nn.Conv2d) and type(layer.weight) in (Tensor, nn.Parameter)
+    ordinary = type(layer) in (nn.Linear, nn.Conv2d) and type(layer.weight) in (Tensor, nn.Parameter)
+    return ordinary and not (layer._forward_pre_hooks or layer._forward_hooks or layer._backward_hooks)

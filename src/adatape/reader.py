@@ -15,6 +15,7 @@ import operator
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -93,7 +94,7 @@ class TapeReader(nn.Module):
             self.check_bank(bank_size, steps)
         if threshold is None:
             threshold = self.reading.threshold * steps / self.reading.steps
-        elif not threshold_number(threshold) > 0:
+        elif not as_number("threshold", threshold) > 0:
             raise ValueError(f"threshold is {threshold}; it must be positive")
         else:
             threshold = float(threshold)
@@ -122,7 +123,7 @@ class TapeReader(nn.Module):
         bank: BankView | Float[Tensor, "c d"] | Float[Tensor, "b c d"],
         key: Tensor | None = None,
     ) -> Tape:
-        dtype, view = query.dtype, BankView(bank) if isinstance(bank, Tensor) else bank
+        dtype, view = query.dtype, bank if isinstance(bank, BankView) else BankView(bank)
         with without_autocast(query):
             if self.training and self.reading.query_noise > 0:
                 query = query + self.reading.query_noise * _noise(query, key)
@@ -247,11 +248,12 @@ def whole_steps(steps: int) -> int:
     raise ValueError(f"steps is {steps!r}; it must be a whole number")
 
 
-def threshold_number(threshold: float) -> float:
-    """`threshold` of a budget as a float; refuses what is no number."""
-    if isinstance(threshold, bool) or not hasattr(threshold, "__float__"):
-        raise ValueError(f"threshold is {threshold!r}; it must be a number")
-    return float(threshold)
+def as_number(name: str, value: Any) -> float:
+    """A setting as a float; refuses what is no number, True and False."""
+    if not isinstance(value, bool) and hasattr(value, "__float__"):
+        with suppress(TypeError, ValueError, RuntimeError):  # of a tensor that is no single number
+            return float(value)
+    raise ValueError(f"{name} is {value!r}; it must be a number")
 
 
 def _noise(like: Float[Tensor, "b d"], key: Int[Tensor, "b"] | None) -> Float[Tensor, "b d"]:
@@ -280,6 +282,18 @@ def warn_beyond(name: str, value: float, built: float, stacklevel: int = 4) -> N
 
 def _check_config(reading: ReaderConfig, width: int) -> None:
     """Checks settings at construction instead of at the first read."""
+    for name in (
+        "steps",
+        "threshold",
+        "merge",
+        "query_width",
+        "norm_scale",
+        "query_noise",
+        "bank_dropout",
+        "temperature",
+    ):
+        if getattr(reading, name) is not None or name not in ("merge", "temperature"):
+            as_number(name, getattr(reading, name))
     for name, whole in (("steps", reading.steps), ("merge", reading.merged), ("query_width", reading.query_width)):
         if not isinstance(whole, int):
             raise ValueError(f"{name} is {whole}; it must be a whole number")
@@ -297,7 +311,7 @@ def _check_config(reading: ReaderConfig, width: int) -> None:
     ):
         if not value > 0:
             raise ValueError(f"{name} is {value}; it must be positive")
-    if not 0 <= reading.bank_dropout < 1 or reading.query_noise < 0:
+    if not 0 <= reading.bank_dropout < 1 or not reading.query_noise >= 0:
         raise ValueError(
             f"bank_dropout is {reading.bank_dropout} and query_noise {reading.query_noise}; "
             "they must be in [0, 1) and at least 0"

@@ -30,6 +30,8 @@ class BankView:
     has_own_keys = False  # whether keys are not the first coordinates of tokens
 
     def __init__(self, tokens: Float[Tensor, "c d"] | Float[Tensor, "b c d"]) -> None:
+        if not isinstance(tokens, Tensor) or tokens.dim() not in (2, 3):
+            raise ValueError(f"the bank's tokens are {kind_of(tokens)}; they must be a tensor (c, d) or (b, c, d)")
         self.tokens, self.size, self.shared = tokens, tokens.shape[-2], tokens.dim() == 2
 
     def all(self) -> Float[Tensor, "*b c d"]:
@@ -153,5 +155,14 @@ def keys_of(tokens: Float[Tensor, "*b c d"], norm: nn.LayerNorm | None, width: i
 
 def normed(x: Tensor, norm: nn.LayerNorm) -> Tensor:
     """`norm(x)` in float32 or better."""
+    if x.shape[-1] != norm.normalized_shape[-1]:
+        raise ValueError(
+            f"the bank's tokens have width {x.shape[-1]} and the ViT's {norm.normalized_shape[-1]}; they must be equal"
+        )
     x = at_least_float32(x)
     return F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
+
+
+def kind_of(value: Any) -> str:
+    """What a bank of one's own gave, for an error."""
+    return f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -180,6 +180,6 @@ def vit_positions(vit: Any) -> Float[Tensor, "1 n d"] | None:
 
 def _resized_projection(weight: Float[Tensor, "d ch height width"], patch: int) -> Float[Tensor, "d ch patch patch"]:
     """The projection of a patch that equals `weight` on the resized patch: `weight` times the resizing matrix."""
-    one_pixel = torch.eye(patch * patch, device=weight.device).unflatten(1, (1, patch, patch))
+    one_pixel = torch.eye(patch * patch, device=weight.device, dtype=torch.float32).unflatten(1, (1, patch, patch))
     resized = F.interpolate(one_pixel, weight.shape[-2:], mode="bicubic", antialias=True).flatten(1)
     return (weight.float().flatten(2) @ resized.T).unflatten(2, (patch, patch)).to(weight.dtype)

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from adatape.atr import take
-from adatape.banks.base import BankView
+from adatape.banks.base import BankView, kind_of
 
 MakeTokens = Callable[[Int[Tensor, "b t k"]], Float[Tensor, "b t k d"]]
 
@@ -31,7 +31,13 @@ class KeyedView(BankView):
         raise ValueError("this bank has keys of its own and makes tokens only where they are read; read it by its keys")
 
     def take(self, index: Int[Tensor, "b t k"]) -> Float[Tensor, "b t k d"]:
-        return self.make(index)
+        made = self.make(index)
+        if not isinstance(made, Tensor) or made.dim() != index.dim() + 1:
+            asked = tuple(index.shape)
+            raise ValueError(
+                f"make's tokens are {kind_of(made)}; for an index of shape {asked} they must be {(*asked, 'd')}"
+            )
+        return made
 
     def keys(self, norm: nn.LayerNorm | None, width: int) -> Float[Tensor, "*b c width"]:  # noqa: ARG002
         if self.own_keys.shape[-1] != width:

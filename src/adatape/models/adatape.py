@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from adatape.ablation import FixedTokens, make_reader
@@ -25,9 +24,9 @@ from adatape.macs import (
     total,
 )
 from adatape.models.adapters import warn_of_adapters
-from adatape.models.backbone import ViT
+from adatape.models.backbone import ViT, two_sides
 from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, Size, ignore_block, macs_by_count
-from adatape.models.execution import BlocksInput, run_buckets, run_packed, run_padded
+from adatape.models.execution import BlocksInput, bucket_count, run_buckets, run_packed, run_padded
 from adatape.models.join import TapeJoin, check_join, head_count, hidden_width
 from adatape.models.rope import row_rope
 from adatape.packing import TapeRows, append_tape, packs, pad_rows, without_hidden_steps
@@ -126,7 +125,7 @@ class AdaTape(Adaptive):
         Shapes then depend on the data: blocks may be compiled with dynamic=True; models compiled as a whole, training
         and gated tapes stay padded. None, as built, packs large samples in eager inference on a CPU without hooks.
         """
-        self.packed, self.buckets = packed if buckets == 0 else True, buckets
+        self.packed, self.buckets = packed if buckets == 0 else True, bucket_count(buckets)
 
     def train(self, mode: bool = True) -> AdaTape:
         if mode:
@@ -184,7 +183,7 @@ class AdaTape(Adaptive):
 
     def set_input_size(self, img_size: Size | None = None, patch_size: Size | None = None) -> None:
         """As timm's ViT; the bank follows the image's size, and keeps its own patches."""
-        image = self.image_size if img_size is None else to_2tuple(img_size)
+        image = self.image_size if img_size is None else two_sides("img_size", img_size)
         self.reader.check_bank(self.bank.size_at(image))
         super().set_input_size(image, patch_size)
         self.bank.set_input_size(image)

@@ -82,7 +82,8 @@ class AViT(Adaptive):
         rest = total(self.cost()).macs - sum(block_macs(block, inputs) for block in blocks)
         left = tokens_per_layer(output.steps.weight).long().tolist()
         return torch.tensor(
-            [rest + sum(block_macs(block, n) for block, n in zip(blocks, row, strict=True)) for row in left]
+            [rest + sum(block_macs(block, n) for block, n in zip(blocks, row, strict=True)) for row in left],
+            dtype=torch.int64,
         )
 
     def never_halt(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from timm.layers import HybridEmbed, PatchEmbed
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
@@ -61,8 +63,20 @@ def _held(module: nn.Module) -> str | None:
     return None if found is None else f"it holds one as .{found}, so wrap that"
 
 
+def check_images(vit: ViT, x: Tensor) -> None:
+    """Refuses what is no batch of images; a ViT of symbols has another embedding."""
+    if not isinstance(vit.patch_embed, PatchEmbed | HybridEmbed):
+        return
+    if not isinstance(x, Tensor):
+        raise TypeError(f"images are a {type(x).__name__}; they must be a tensor")
+    if x.dim() != 4 or x.shape[1] != vit.in_chans or not x.is_floating_point():
+        said = f"images have shape {tuple(x.shape)} and dtype {x.dtype}"
+        raise ValueError(f"{said}; they must be (b, {vit.in_chans}, height, width), floating point")
+
+
 def embed(vit: ViT, x: Tensor) -> tuple[Tensor, GridRope | None]:
     """Tokens that enter the first block, and their rotary positions if the ViT has any."""
+    check_images(vit, x)
     if not isinstance(vit, Eva):
         return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(x)))), None
     tokens, table = vit._pos_embed(vit.patch_embed(x))
@@ -78,6 +92,14 @@ def pooled_prefix(vit: ViT) -> int | None:
     if isinstance(vit, VisionTransformerDistilled):
         return 2
     return 1 if vit.global_pool == "token" and vit.attn_pool is None else None
+
+
+def two_sides(name: str, size: Any) -> tuple[int, int]:
+    """Height and width of a size that is one side or both; timm takes negative ones."""
+    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
+    if len(sides) != 2 or not all(hasattr(side, "__index__") and side > 0 for side in sides):
+        raise ValueError(f"{name} is {size!r}; it must be a side in pixels, or height and width")
+    return sides
 
 
 def default_bank_patch(vit: ViT) -> int:

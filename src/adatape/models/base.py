@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from adatape.ablation import FixedTokens
 from adatape.banks import Bank
 from adatape.config import Budget
+from adatape.counter_rng import check_keys
 from adatape.losses import LossName, class_loss
 from adatape.macs import PartCost, input_tokens, total, vit_cost
-from adatape.models.backbone import ViT, check_backbone, embed, pooled_prefix
+from adatape.models.backbone import ViT, check_backbone, embed, pooled_prefix, two_sides
 from adatape.models.prefix import wrapped_settings
 from adatape.models.rescale import Rescale
 from adatape.models.rope import GridRope
@@ -93,6 +94,7 @@ class Adaptive(nn.Module, ABC):
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         refuse_tracing(x, self.adapts is not None)
+        check_keys(key, x)
         result = self.forward_blocks(self._rescaled(x), ignore_block, key)
         rows = self._final_norm(self._pooled_rows(result))
         features = self.forward_head(rows, pre_logits=True)
@@ -313,7 +315,9 @@ class Adaptive(nn.Module, ABC):
 
     def set_input_size(self, img_size: Size | None = None, patch_size: Size | None = None) -> None:
         """Changes the size of images or of the ViT's patches, as timm's ViT does."""
-        self.vit.set_input_size(img_size=img_size, patch_size=patch_size)
+        image = None if img_size is None else two_sides("img_size", img_size)
+        patch = None if patch_size is None else two_sides("patch_size", patch_size)
+        self.vit.set_input_size(img_size=image, patch_size=patch)
 
     def no_weight_decay(self) -> set[str]:
         return {f"vit.{name}" for name in self.vit.no_weight_decay()}
@@ -355,4 +359,4 @@ class Adaptive(nn.Module, ABC):
 def macs_by_count(counts: Tensor, macs: Callable[[int], int]) -> Tensor:
     """`macs(count)` for every element; the formula is evaluated once per distinct count."""
     table = {count: macs(count) for count in counts.unique().tolist()}
-    return torch.tensor([table[count] for count in counts.tolist()])
+    return torch.tensor([table[count] for count in counts.tolist()], dtype=torch.int64)  # of no samples too

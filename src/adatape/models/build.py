@@ -166,12 +166,13 @@ def make_bank(bank: BankName | Bank | Tensor, vit: ViT, patch: int | None, bank_
         return bank
     if isinstance(bank, Tensor):
         return FrozenBank(bank)
-    if bank == "learn":
+    if isinstance(bank, str) and bank == "learn":
         return LearnedBank(bank_size, vit.embed_dim)
-    if bank == "input":
+    if isinstance(bank, str) and bank == "input":
         patch = default_bank_patch(vit) if patch is None else patch
         return InputBank(vit.embed_dim, patch=patch, image=vit.patch_embed.img_size, channels=vit.in_chans)
-    raise ValueError(f"bank is {bank!r}; it must be 'input', 'learn', 'windows', a tensor or an adatape.Bank")
+    given = repr(bank) if isinstance(bank, str) else f"a {type(bank).__name__}"
+    raise ValueError(f"bank is {given}; it must be 'input', 'learn', 'windows', a tensor or an adatape.Bank")
 
 
 def default_reader_config(bank: BankName | Bank | Tensor, large: bool = False) -> ReaderConfig:

@@ -79,6 +79,13 @@ def run_buckets(step: Step, blocks_input: BlocksInput, blocks: int, count: int) 
     return out
 
 
+def bucket_count(count: int) -> int:
+    """Refuses a number of buckets that would leave samples out."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise ValueError(f"buckets is {count!r}; it must be 0 (none) or more, a whole number")
+    return count
+
+
 def buckets(length: Int[Tensor, "b"], count: int) -> list[tuple[Int[Tensor, "s"], int, int]]:
     """Sorts samples by length into `count` groups of about equal size; returns each with its shortest and longest."""
     order = length.argsort(stable=True)

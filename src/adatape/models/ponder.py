@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from adatape.act import NEVER_HALT_LOGIT
 from adatape.config import SIZES
-from adatape.counter_rng import uniform
-from adatape.cuda_graphs import is_compiling_or_capturing
+from adatape.counter_rng import check_keys, uniform
+from adatape.cuda_graphs import in_torch_func, is_compiling_or_capturing
 from adatape.losses import LossName
 from adatape.macs import PartCost, block_macs, embedding_cost, head_cost, input_tokens, linear_macs, parameter_count
 from adatape.models.base import BlocksOutput, OnBlock
@@ -54,7 +54,7 @@ def expected_answer(score: Float[Tensor, "b t"], steps: int) -> Answer:
 
     The remaining probability falls on steps between the next and the last, which bounds the expectation.
     """
-    log_p = log_halting(score[:, : steps - 1])
+    log_p = log_halting(score[:, : steps - 1].nan_to_num())  # of NaN, whose logits are NaN too, any step is the answer
     p, rest = log_p[:, :-1].exp(), log_p[:, -1].exp()
     known = (p * torch.arange(1, p.shape[1] + 1, device=p.device)).sum(1)
     least, most = ((known + rest * late + 0.5).floor().long() for late in (log_p.shape[1], steps))
@@ -116,6 +116,10 @@ class PonderNet(Repeating):
         nn.init.zeros_(self.halt.weight)
         nn.init.constant_(self.halt.bias, math.log(lambda_p / (1 - lambda_p)) if halting_bias is None else halting_bias)
 
+    def init_non_persistent_buffers(self) -> None:
+        """Makes the signals anew; timm calls it where a model was built without memory."""
+        self.signals = sinusoid(self.built_steps, self.vit.embed_dim).to(self.halt.weight)
+
     def parts(self, steps: int) -> list[PartCost]:
         """Counts the head once; with `output=True` it runs at every step."""
         vit, macs = self.vit, steps * block_macs(self.vit.blocks[0], input_tokens(self.vit))
@@ -134,8 +138,10 @@ class PonderNet(Repeating):
         numbers = torch.arange(1, weight.shape[1] + 1, device=weight.device)
         return ((weight * numbers).sum(1) + 0.5).long()
 
-    def main_loss(self, output: Output, target: Tensor, kind: LossName) -> Tensor:  # noqa: ARG002
+    def main_loss(self, output: Output, target: Tensor, kind: LossName) -> Tensor:
         """The expected loss: that of every step's logits, weighted by p_n."""
+        if kind != "softmax":
+            raise ValueError(f"kind is {kind!r}; PonderNet's loss is that of one label, so it must be 'softmax'")
         return ponder_loss(output, target)
 
     def never_halt(self) -> None:
@@ -148,7 +154,8 @@ class PonderNet(Repeating):
 
     def forward(self, x: Tensor, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         """Without `output`, inference stops once every sample's answer is settled; `Output` needs p of all steps."""
-        trace = self._ponder(x, key, all_steps=output)
+        check_keys(key, x)
+        trace = self._ponder(self._rescaled(x), key, all_steps=output)
         features = self._features(trace)
         logits = self.vit.head(features)
         if not output:
@@ -208,7 +215,7 @@ class PonderNet(Repeating):
 
     def _all_halted(self, scores: list[Tensor], draws: Tensor | None) -> bool:
         """Whether to exit early; only in eager inference, since DDP needs every parameter used on every process."""
-        if self.training or is_compiling_or_capturing():
+        if self.training or is_compiling_or_capturing() or in_torch_func(scores[0]):
             return False
         return bool(self._answer(torch.stack(scores, 1), draws).halted.all())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from timm.layers import lecun_normal_
@@ -42,16 +43,18 @@ class NoTokens(nn.Module):
     """A patch embedding without tokens: the encoder sees the sequence through the tape only."""
 
     num_patches = 0
+    like: Tensor
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
+        self.register_buffer("like", torch.zeros(0), persistent=False)  # has the model's dtype
 
     def token_macs(self) -> int:
         return 0
 
     def forward(self, symbols: Int[Tensor, "b n"]) -> Float[Tensor, "b 0 d"]:
-        return symbols.new_zeros(symbols.shape[0], 0, self.width).float()
+        return symbols.new_zeros(symbols.shape[0], 0, self.width, dtype=self.like.dtype)
 
 
 def build_sequence_model(config: SequenceModel, length: int, classes: int = 2) -> Plain | Universal | AdaTape:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from adatape.act import NEVER_HALT_LOGIT, Act, advance, begin, ponder_cost
 from adatape.config import SIZES, Budget
-from adatape.cuda_graphs import is_compiling_or_capturing
+from adatape.cuda_graphs import in_torch_func, is_compiling_or_capturing
 from adatape.macs import (
     PartCost,
     block_macs,
@@ -88,7 +88,8 @@ class UniversalStage(nn.Module):
 
     def _all_halted(self, act: Act) -> bool:
         """Whether to exit early; only in eager inference, since DDP needs every parameter used on every process."""
-        return not self.training and not is_compiling_or_capturing() and not bool(act.running.any())
+        fixed = self.training or is_compiling_or_capturing() or in_torch_func(act.running)
+        return not fixed and not bool(act.running.any())
 
 
 def sinusoid(count: int, width: int, device: torch.device | None = None) -> Float[Tensor, "count width"]:

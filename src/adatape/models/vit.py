@@ -54,6 +54,10 @@ class SincosViT(VisionTransformer):
         if "pos_embed" in self._buffers:
             self.pos_embed = self._positions()
 
+    def init_non_persistent_buffers(self) -> None:
+        """Makes the positions anew; timm calls it where a model was built without memory."""
+        self.pos_embed = self._positions()
+
     def set_input_size(
         self, img_size: tuple[int, int] | None = None, patch_size: tuple[int, int] | None = None
     ) -> None:

@@ -10,23 +10,26 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
-from timm.layers import resample_abs_pos_embed, to_2tuple
+from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from adatape.config import Budget
+from adatape.counter_rng import check_keys
 from adatape.cuda_graphs import is_compiling_or_capturing
 from adatape.losses import LossName, class_loss
 from adatape.macs import PartCost, block_macs, embedding_cost, linear_macs, parameter_count, total
+from adatape.models.backbone import two_sides
 from adatape.models.base import Adaptive, BlocksOutput, BudgetRange, OnBlock, Size, WindowGrid, ignore_block
 from adatape.models.tracing import refuse_tracing
 from adatape.packing import append_tape
 from adatape.ragged_attention import padding_mask
-from adatape.reader import threshold_number, warn_beyond, whole_steps
+from adatape.reader import as_number, warn_beyond, whole_steps
 from adatape.records import Output, Places, Searched, Tape
 from adatape.windows.answers import ANSWERS
 from adatape.windows.checks import (
     check_batch,
+    check_classes,
     check_floor,
     check_listed,
     check_options,
@@ -84,10 +87,14 @@ class WindowTape(Adaptive):
         self.head = WindowHead(width, vit.num_classes)
         self.to_token = nn.Linear(width, vit.embed_dim)
         self.place = nn.Linear(2, vit.embed_dim)
+        if self.layer == len(vit.blocks):  # no block reads tokens, so nothing teaches what makes them
+            self.to_token.requires_grad_(False)
+            self.place.requires_grad_(False)
 
     def forward(self, x: Inputs, output: bool = False, key: Tensor | None = None) -> Tensor | Output:
         """Of images in one tensor, or of a list of images of several sizes: tensors (ch, h, w) and opened images."""
         refuse_tracing(x, adapts=True)
+        check_keys(key, x)
         if self.steps == 0:
             return super().forward(x, output, key)  # type: ignore[arg-type]
         sources = self._sources(x)
@@ -247,7 +254,7 @@ class WindowTape(Adaptive):
     def set_budget(self, steps: int | None = None, threshold: float | None = None) -> None:
         """Most windows that are read, and the probability below which reading stops; None is as it was built."""
         steps = self.most if steps is None else whole_steps(steps)
-        floor = self.options.floor if threshold is None else threshold_number(threshold)
+        floor = self.options.floor if threshold is None else as_number("threshold", threshold)
         least, most = self.budget_range().least, most_apart(self.image, self.options.cell)
         if not least <= steps <= most:
             raise ValueError(f"steps is {steps}; of images of this size, this model reads {least} to {most} windows")
@@ -310,7 +317,7 @@ class WindowTape(Adaptive):
         sizes = output.places.image.expand(len(lengths), 2).tolist()
         kinds = [(tape, height, width) for tape, (height, width) in zip(lengths, sizes, strict=True)]
         table = {kind: self._macs_of(*kind) for kind in set(kinds)}
-        return torch.tensor([table[kind] for kind in kinds])
+        return torch.tensor([table[kind] for kind in kinds], dtype=torch.int64)
 
     def _macs_of(self, tape: int, height: int, width: int) -> int:
         """Where no window was worth reading, the image is scanned, and a class token without a view goes on alone."""
@@ -341,11 +348,12 @@ class WindowTape(Adaptive):
         """Changes the size of images; the view stays as it is."""
         if patch_size is not None:
             raise ValueError(f"patch_size is {patch_size}; windows have the ViT's patches: set it before wrapping")
-        height, width = self.image if img_size is None else to_2tuple(img_size)
+        height, width = self.image if img_size is None else two_sides("img_size", img_size)
         check_size((height, width), self.options, self._reads())
         self.image = height, width
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        check_classes(num_classes, self.options.labels)
         super().reset_classifier(num_classes, global_pool)
         check_pooling(self.vit, self.view is not None)
         self.head.reset_classes(num_classes)

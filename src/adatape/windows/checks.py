@@ -27,6 +27,7 @@ def check_options(vit: VisionTransformer, image: tuple[int, int], options: Windo
         raise ValueError(f"layer is {options.layer}; windows join before a block index from 1 to {depth}")
     if options.labels not in ANSWERS:
         raise ValueError(f"labels is {options.labels!r}; it must be one of {', '.join(ANSWERS)}")
+    check_classes(vit.num_classes, options.labels)
     check_size(image, options, options.steps)
     if options.encoder == "vit" and (window % patch[0] or window % patch[1]):
         raise ValueError(f"window is {window}; the ViT encodes it, so its patches of {patch[0]} pixels must divide it")
@@ -56,6 +57,11 @@ def _in_patches(view: int | tuple[int, int], patch: tuple[int, int]) -> bool:
 def check_floor(name: str, value: float) -> None:
     if not 0 <= value < 1:
         raise ValueError(f"{name} is {value}; it must be a probability from 0 to 1, below which reading stops")
+
+
+def check_classes(classes: int, labels: str) -> None:
+    if labels == "one" and classes == 1:
+        raise ValueError("num_classes is 1 and labels 'one'; one label of one class says nothing: take 2, or 'several'")
 
 
 def check_pooling(vit: VisionTransformer, view: bool) -> None:
@@ -88,18 +94,24 @@ def check_size(image: Sequence[int], options: WindowOptions, steps: int) -> None
 
 
 def check_batch(images: Tensor, channels: int, options: WindowOptions, steps: int) -> None:
-    if images.dim() != 4 or images.shape[1] != channels:
+    if images.dim() != 4 or images.shape[1] != channels or images.shape[0] == 0:
         shape = tuple(images.shape)
         raise ValueError(f"images have shape {shape}; they must have a batch, {channels} channels, height and width")
+    if not images.is_floating_point():
+        raise ValueError(f"images have dtype {images.dtype}; they must be floating point")
     check_size(images.shape[-2:], options, steps)
 
 
 def check_listed(images: Sequence[Tensor | OpenedImage], channels: int, options: WindowOptions, steps: int) -> None:
+    if not isinstance(images, Sequence):
+        raise TypeError(f"images are a {type(images).__name__}; they must be a tensor or a list")
     if not len(images):
         raise ValueError("the list of images is empty; it must have at least one")
     for n, image in enumerate(images):
         if not isinstance(image, (Tensor, OpenedImage)):
             raise TypeError(f"image {n} is a {type(image).__name__}; it must be a tensor or from adatape.open_image")
+        if isinstance(image, Tensor) and not image.is_floating_point():
+            raise ValueError(f"image {n} has dtype {image.dtype}; it must be floating point")
         shape = tuple(image.shape)
         if len(shape) != 3 or shape[0] != channels:
             raise ValueError(f"image {n} has shape {shape}; it must have {channels} channels, height and width")

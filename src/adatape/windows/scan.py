@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from adatape.atr import highest
+from adatape.atr import highest, without_autocast
 from adatape.cuda_graphs import is_exporting
 
 FEW = 32  # windows up to which choosing them one by one takes less time than sorting all cells
@@ -141,7 +141,9 @@ def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, paddin
 def _in_float32(layer: nn.Conv2d, x: Tensor) -> Tensor:
     """In bfloat16 many cells would have the same score, and neighbours among them."""
     assert layer.bias is not None
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
+        if layer.weight.dtype == torch.float32:
+            return layer(x.float())  # as a module, for the hooks that pruning and `weight_norm` add
         return F.conv2d(x.float(), layer.weight.float(), layer.bias.float())
 
 

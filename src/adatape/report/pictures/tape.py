@@ -45,14 +45,15 @@ def draw_tape(model: Adaptive, image: Picture, ax: Axes | None = None) -> Axes:
 
 def read(model: Adaptive, x: Tensor) -> Tape:
     """The tape of a batch, read as in inference."""
-    training = model.training
+    training = {part: part.training for part in model.modules()}  # a part may be frozen in a model that trains
     try:
         with torch.inference_mode():
             output = model.eval()(x, output=True)
     finally:
-        model.train(training)
+        for part, mode in training.items():
+            part.training = mode
     if output.tape is None:
-        budget = " at a budget of 0" if model.budget_range() else ""
+        budget = " at a budget of 0" if model.adapts == "sequence" else ""
         raise ValueError(f"this model, {type(model).__name__}, reads no tape{budget}; there is nothing to show")
     return output.tape
 
