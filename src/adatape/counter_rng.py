@@ -30,10 +30,11 @@ def keys_of(key: int, ids: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
 
 def check_keys(key: Tensor | None, samples: Sequence[Any] | Tensor) -> None:
     """Refuses a model's `key` that is not one int64 for each sample: others would give samples each other's numbers."""
-    if key is None or (isinstance(key, Tensor) and key.shape == (len(samples),) and key.dtype == torch.int64):
+    count = samples.shape[0] if isinstance(samples, Tensor) else len(samples)  # len(tensor) would fix it at export
+    if key is None or (isinstance(key, Tensor) and key.shape == (count,) and key.dtype == torch.int64):
         return
     given = f"of shape {tuple(key.shape)} and {key.dtype}" if isinstance(key, Tensor) else f"a {type(key).__name__}"
-    raise ValueError(f"key is {given}; it must be a tensor of shape {(len(samples),)} and torch.int64")
+    raise ValueError(f"key is {given}; it must be a tensor of shape {(count,)} and torch.int64")
 
 
 def uniform(keys: Int[Tensor, "n"], count: int) -> Float[Tensor, "n count"]:

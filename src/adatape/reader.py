@@ -55,6 +55,8 @@ def in_order(d: Float[Tensor, "b c"], k: int) -> Tensor:
 
 
 CHOICES: dict[Choice, Choose] = {"highest": highest, "random": at_random, "order": in_order}
+MAY_BE_NONE = ("merge", "temperature")
+NUMBERS = ("steps", "threshold", "query_width", "norm_scale", "query_noise", "bank_dropout", *MAY_BE_NONE)
 
 
 class TapeReader(nn.Module):
@@ -282,18 +284,10 @@ def warn_beyond(name: str, value: float, built: float, stacklevel: int = 4) -> N
 
 def _check_config(reading: ReaderConfig, width: int) -> None:
     """Checks settings at construction instead of at the first read."""
-    for name in (
-        "steps",
-        "threshold",
-        "merge",
-        "query_width",
-        "norm_scale",
-        "query_noise",
-        "bank_dropout",
-        "temperature",
-    ):
-        if getattr(reading, name) is not None or name not in ("merge", "temperature"):
-            as_number(name, getattr(reading, name))
+    for name in NUMBERS:
+        value = getattr(reading, name)
+        if value is not None or name not in MAY_BE_NONE:
+            as_number(name, value)
     for name, whole in (("steps", reading.steps), ("merge", reading.merged), ("query_width", reading.query_width)):
         if not isinstance(whole, int):
             raise ValueError(f"{name} is {whole}; it must be a whole number")
