@@ -38,8 +38,8 @@ class Task(NamedTuple):
     validation: Callable[[], Iterator[Labelled]]
     test: Callable[[], Iterator[Labelled]]
     epoch: Callable[[int], float | None]  # epochs completed before a step
+    names: list[str]  # of the classes
     tally: Tally | None = None  # counts of unreadable images
-    names: list[str] | None = None  # of the classes, where samples have several labels
 
 
 def task_of(experiment: Experiment, shard: Shard, device: torch.device) -> Task:
@@ -50,22 +50,23 @@ def task_of(experiment: Experiment, shard: Shard, device: torch.device) -> Task:
         each.check_exists()
     loader = train.training_loader(experiment.optimizer.batch, experiment.seed, shard, device, workers)
     return Task(
-        build=partial(_build, experiment, test),
+        build=partial(build_on, test, experiment),
         batches=loader.batches,
         validation=lambda: validation.evaluation_batches(validation.validation_batch, shard, device, workers),
         test=lambda: test.evaluation_batches(test.validation_batch, shard, device, workers),
         epoch=loader.epoch,
+        names=test.names,
         tally=loader.tally,
-        names=test.names if data.several_labels else None,
     )
 
 
 def build_for(experiment: Experiment, weights: bool = False) -> Adaptive:
     """The model only: untrained, or with the pretrained weights that training starts from."""
-    return _build(experiment, open_set(experiment.data, "test"), weights)
+    return build_on(open_set(experiment.data, "test"), experiment, weights)
 
 
-def _build(experiment: Experiment, data: LabelledSet, weights: bool) -> Adaptive:
+def build_on(data: LabelledSet, experiment: Experiment, weights: bool = False) -> Adaptive:
+    """`build_for` with the test set already open."""
     _check_pair(experiment, data)
     if isinstance(experiment.model, SequenceModel):
         return build_sequence_model(experiment.model, *data.shape)
