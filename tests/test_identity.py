@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from small_runs import LONG, contents, tiny, weights_of
+from small_runs import LONG, Unplugged, contents, no_watch, tiny, unplug_at, weights_of, write_folder
 
 from adatape.cli import main
 from adatape.config import Budget, Engine, Experiment, from_dict
@@ -183,6 +183,36 @@ def test_the_data_of_a_finished_run_may_lie_elsewhere_and_its_budget_may_change(
     edit(copied, lambda config: config["data"].update(path="elsewhere"))
     edit(copied, lambda config: config["model"].update(budget={"steps": 1, "threshold": 0.5}))
     assert load_run(copied)[1].reader.steps == 1
+
+
+def rename(images: Path, name: str, to: str) -> None:
+    for split in ("train", "val"):
+        (images / split / name).rename(images / split / to)
+
+
+def of_two_classes(images: Path) -> Experiment:
+    write_folder(images, 4)
+    return tiny(steps=STEPS, data__source="folder", data__path=str(images), data__size=8, optimizer__batch=2)
+
+
+def test_classes_are_those_of_training_or_refused_and_named_without_the_data(tmp_path: Path) -> None:
+    images, out = tmp_path / "images", tmp_path / "run"
+    run(of_two_classes(images), out, "cpu", no_watch)
+    rename(images, "odd", "a third of all")  # stands before "even", and takes its number
+    for load in (load_run, load_served):
+        with pytest.raises(ValueError, match=r"number 0, of 2 there and 2 here, is 'even' there and 'a third of all'"):
+            load(out)
+    (images / "train").rename(tmp_path / "gone")
+    assert load_served(out).classes == ["even", "odd"]
+
+
+def test_a_run_does_not_go_on_with_classes_of_other_names(tmp_path: Path) -> None:
+    experiment, out = of_two_classes(tmp_path / "images"), tmp_path / "run"
+    with pytest.raises(Unplugged):
+        run(experiment, out, "cpu", unplug_at(STEPS))
+    rename(tmp_path / "images", "odd", "a third of all")
+    with pytest.raises(ValueError, match=r"step-00000003 was trained with other classes than the data has: number 0"):
+        run(experiment, out, "cpu", no_watch, resume=True)
 
 
 def test_any_flipped_bit_in_the_weights_is_refused(copied: Path) -> None:

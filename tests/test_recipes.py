@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
 from small_runs import noise_arrays
 from words import experiment_of
 
@@ -20,7 +22,7 @@ from adatape.recipes.digits import digits
 from adatape.recipes.imagenet import deit, imagenet, plainvit, pretrain
 from adatape.recipes.systems import System
 from adatape.train.optim import Stepper, rate_at
-from adatape.train.task import build_for
+from adatape.train.task import build_for, build_image_model
 from adatape.train.trainer import Trainer
 
 OF_IMAGES = [name for name in RECIPES if not name.startswith("parity") and name not in ("scenes", "megapixel")]
@@ -158,9 +160,6 @@ def test_the_tape_alone_can_be_trained(arrays: str) -> None:
 
 
 def test_pretrained_weights_come_from_a_file(arrays: str, tmp_path: Path) -> None:
-    import timm
-    from safetensors.torch import save_file
-
     experiment = shrunk(made("finetune"), arrays)
     options = experiment.model.options
     vit = timm.create_model("vit_base_patch16_224", img_size=64, num_classes=7, **options)
@@ -169,6 +168,24 @@ def test_pretrained_weights_come_from_a_file(arrays: str, tmp_path: Path) -> Non
     wrapped = Trainer(dataclasses.replace(experiment, model=model)).model
     assert torch.equal(wrapped.vit.blocks[0].attn.qkv.weight, vit.blocks[0].attn.qkv.weight)
     assert wrapped.num_classes == 4
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        (lambda vit: {f"vit.{name}": value for name, value in vit.items()}, "2 of 2 blocks .* begins with vit.blocks"),
+        (lambda vit: {name: value for name, value in vit.items() if "s.1." not in name}, "1 of 2 blocks .*s.1 the f"),
+        (lambda vit: {**vit, "norm.weight": torch.ones(7)}, "model.pretrained has weights that do not fit vit_tiny"),
+    ],
+)
+def test_a_file_without_the_weights_of_the_vit_is_refused(stored: Any, message: str, tmp_path: Path) -> None:
+    """timm passes over names that differ, and would train such a ViT from random weights."""
+    shape = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 32, "patch_size": 16}
+    save_file(stored(timm.create_model("vit_tiny_patch16_224", **shape).state_dict()), tmp_path / "vit.safetensors")
+    options = {name: value for name, value in shape.items() if name != "img_size"}
+    model = ImageModel("vit_tiny_patch16_224", options, str(tmp_path / "vit.safetensors"), wrap={"bank": "learn"})
+    with pytest.raises(ValueError, match=message):
+        build_image_model(model, 32, 3, 4)
 
 
 def test_fine_tuning_leaves_the_bank_patch_to_wrap_and_can_do_without_a_tape(arrays: str) -> None:

@@ -70,6 +70,7 @@ def test_server_evaluation_export_and_release_agree(folder: Path, pixels: Tensor
     torch.testing.assert_close(torch.tensor(answer.probability), logits.softmax(0).sort(descending=True).values)
     assert facts(experiment, model)["mean"] == [0.5] * 3  # the export holds the whole model
     release_to_folder(folder, tmp_path / "released")
+    assert "upright as by PIL.ImageOps.exif_transpose" in (tmp_path / "released" / "README.md").read_text()
     released = timm.create_model(f"local-dir:{tmp_path / 'released'}", pretrained=True).eval()
     config = resolve_model_data_config(released)
     assert tuple(config["mean"]) == pytest.approx(MEAN, abs=1e-7)

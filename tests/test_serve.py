@@ -563,7 +563,9 @@ def test_the_budget_that_is_described_is_the_one_that_is_used(stored: Budget | N
     content = png(drawn(3))
 
     async def work(client: httpx.AsyncClient) -> list[Any]:
-        told = (await client.get("/v1/model")).json()["default"]
+        model = (await client.get("/v1/model")).json()
+        told = model["default"]
+        assert model["gflops"] == model["stops"][told["steps"]]["gflops"]
         plain = (await client.post("/v1/classify", files=files(content))).json()
         named = {name: value for name, value in told.items() if value is not None}
         other = await client.post("/v1/classify", files=files(content), data={"steps": 3})

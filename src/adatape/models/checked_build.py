@@ -60,23 +60,27 @@ def build_checked(build: Callable[..., T], name: str, options: Mapping[str, Any]
         out_of_memory = isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
         if out_of_memory or _is_our_error(error):
             raise
-        wrong = _culprit(build, options, given)
+        shape = {each: value for each, value in given.items() if not each.startswith("pretrained")}
+        if shape != given and _builds(build, {**shape, **options}):
+            raise ValueError(f"model.pretrained has weights that do not fit {name}: {first_line(error)}") from error
+        if not options:
+            raise ValueError(f"{name} cannot be built: {first_line(error)}") from error
+        wrong = next((each for each in options if _builds(build, {**shape, **_without(options, each)})), None)
         said = f"{prefix}{wrong} is {options[wrong]!r}" if wrong else f"{where or 'options'} is {dict(options)}"
         raise ValueError(f"{said}; {name} does not take {'it' if wrong else 'them'}: {first_line(error)}") from error
 
 
-def _culprit(build: Callable[..., Any], options: Mapping[str, Any], given: dict[str, Any]) -> str | None:
-    """The first option without which the model can be built, if any."""
-    shape = {each: value for each, value in given.items() if not each.startswith("pretrained")}
-    for name in options:
-        rest = {each: value for each, value in options.items() if each != name}
-        try:
-            with torch.device("meta"):
-                build(**{**shape, **rest})
-        except REFUSALS:
-            continue
-        return name
-    return None
+def _without(options: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {each: value for each, value in options.items() if each != name}
+
+
+def _builds(build: Callable[..., Any], options: dict[str, Any]) -> bool:
+    try:
+        with torch.device("meta"):
+            build(**options)
+    except REFUSALS:
+        return False
+    return True
 
 
 def _is_our_error(error: Exception) -> bool:

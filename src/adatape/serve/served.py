@@ -22,7 +22,7 @@ from adatape.models.sequence import SymbolEmbed
 from adatape.serve.budgets import as_dict, served_range, tokens_a_step
 from adatape.serve.likeness import Reference, load_reference
 from adatape.serve.stops import Stop, bound, stops_of
-from adatape.train.folder import RESULT, load_config, load_run, load_without_data
+from adatape.train.folder import RESULT, WEIGHTS, load_config, load_run, load_without_data, trained_classes
 from adatape.train.trust import check_links
 from adatape.validation import one_line
 
@@ -106,7 +106,8 @@ def _loaded(folder: Path, trust: bool) -> ServedModel:
         images, missing = _test_images(replace(data, path=str(folder / EXAMPLES)) if own else data)  # type: ignore[arg-type]
     at_hand = not of_images or (images is not None and not own)
     experiment, model = load_run(folder, trust=trust) if at_hand else load_without_data(folder)
-    names = images.names if images else [str(label) for label in range(model.num_classes)]
+    stored = trained_classes(folder / WEIGHTS) or [str(label) for label in range(model.num_classes)]
+    names = images.names if images else stored
     if len(names) != model.num_classes:
         raise ValueError(
             f"{folder / EXAMPLES} names {len(names)} labels and the model has {model.num_classes}; "

@@ -18,16 +18,17 @@ import torch
 
 import adatape
 from adatape.config import Budget, Experiment, ImageModel, to_dict
+from adatape.data.sets import open_set
 from adatape.evaluate.budget import apply_budget
 from adatape.limits import CountOrZero, NotNegative, Share
 from adatape.models.base import Adaptive
 from adatape.reader import TapeReader
 from adatape.train.files import PARTIAL, atomic_write
-from adatape.train.identity import check_identity
+from adatape.train.identity import check_classes, check_identity
 from adatape.train.lock import LOCK, command_line, write_lock
-from adatape.train.task import build_for, build_image_model
+from adatape.train.task import build_image_model, build_on
 from adatape.train.trust import check_links, untrusted
-from adatape.train.weights import expect_stamp, read_weights
+from adatape.train.weights import expect_stamp, read_stamp, read_weights
 from adatape.validation import check_values, first_few, read_object, read_record
 
 CHECKPOINTS = "checkpoints"
@@ -131,8 +132,9 @@ def load_run(
     is read, and links that lead out of the folder are refused.
     """
     experiment = load_finished(folder, trust)
-    model = build_for(experiment)
-    load_weights(model, folder / WEIGHTS, experiment)
+    data = open_set(experiment.data, "test")
+    model = build_on(data, experiment)
+    load_weights(model, folder / WEIGHTS, experiment, data.names)
     if stored_budget and experiment.model.budget is not None:
         apply_budget(model, experiment.model.budget)
     if length is not None:
@@ -179,10 +181,13 @@ def missing_weights(folder: Path) -> str | None:
     return f"{folder} has no {WEIGHTS}: the run is not finished; `adatape train {folder}` resumes it"
 
 
-def load_weights(model: Adaptive, path: Path, experiment: Experiment) -> None:
-    """Loads weights; refuses those that are damaged, of another experiment, or of other shapes."""
+def load_weights(model: Adaptive, path: Path, experiment: Experiment, names: list[str] | None = None) -> None:
+    """Loads weights; refuses those that are damaged, of another experiment, of classes with other names, or of other
+    shapes."""
     given, wanted = read_weights(path), model.state_dict()
     check_made_by(path, experiment)
+    if names is not None:
+        check_classes(path, trained_classes(path), names)
     both = [(name, tuple(given[name].shape), tuple(wanted[name].shape)) for name in given if name in wanted]
     wrong = [f"{name} is {here}, the model's {there}" for name, here, there in both if here != there]
     wrong += [f"{name} is not in the model" for name in given if name not in wanted]
@@ -197,6 +202,12 @@ def check_made_by(path: Path, experiment: Experiment) -> None:
     stamped = expect_stamp(path)
     if "experiment" in stamped:
         check_identity(path, stamped["experiment"], experiment, free=MAY_MOVE)
+
+
+def trained_classes(path: Path) -> list[str] | None:
+    """The names of the classes that weights were trained for, in the model's order; None where they store none."""
+    names = ((read_stamp(path) or {}).get("experiment") or {}).get("classes")
+    return names if isinstance(names, list) and all(isinstance(each, str) for each in names) else None
 
 
 def _at_length(experiment: Experiment, model: Adaptive, length: int) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +72,27 @@ def check_identity(path: Path, stored: Any, wanted: Experiment, free: Iterable[s
     if differ:
         said = first_few([f"{name} is {_shown(theirs, name)} there and {_shown(ours, name)} here" for name in differ])
         raise ValueError(f"{path} was made by another experiment than that of config.json: {said}")
+
+
+def told_classes(names: list[str]) -> list[str] | None:
+    """What files store of the classes; None where their names are numbers, as of data that names none."""
+    return None if names == [str(number) for number in range(len(names))] else names
+
+
+def check_classes(path: Path, stored: Any, names: list[str]) -> None:
+    """Refuses data whose classes are other ones, or in another order, than those that a file was trained with: a model
+    answers by number, and a class folder that is renamed may change them all."""
+    here = told_classes(names)
+    if stored is None or here is None or stored == here:
+        return
+    number, (then, now) = next(found for found in enumerate(zip_longest(stored, here)) if found[1][0] != found[1][1])
+    counts = f"of {len(stored)} there and {len(here)} here"
+    said = f"number {number}, {counts}, is {_quoted(then)} there and {_quoted(now)} here"
+    raise ValueError(f"{path} was trained with other classes than the data has: {said}; restore their names")
+
+
+def _quoted(name: str | None) -> str:
+    return "absent" if name is None else repr(name)
 
 
 def _read(path: Path, stored: Any) -> Identity:

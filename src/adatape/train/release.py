@@ -56,6 +56,7 @@ FAMILIES = {
 }
 OWN, UNKNOWN = "apache-2.0", "unknown"  # names of licences
 MODES = {1: "in mode L", 3: "in mode RGB"}
+UPRIGHT = ", upright as by PIL.ImageOps.exif_transpose"
 
 
 class Licence(NamedTuple):
@@ -123,6 +124,7 @@ def release_to_folder(folder: Path, to: Path, trust: bool = False, licence: str 
         classes=test.names,
         input_size=(channels, height, width),
         several_labels=data.several_labels,
+        exif_orientation=data.exif_orientation,
         **crop,
         budget=settings.budget,
         experiment=identity(experiment),
@@ -157,14 +159,16 @@ def release(
     crop_pct: float | None = None,
     crop_mode: str | None = None,
     several_labels: bool = False,
+    exif_orientation: bool = False,
     budget: Budget | None = None,
     experiment: Identity | None = None,
     licence: Licence = Licence(UNKNOWN, "nobody has named one"),  # noqa: B008  a tuple
 ) -> Path:
     """Writes a folder from which `timm.create_model("local-dir:…", pretrained=True)` builds the same model.
 
-    `crop_pct` and `crop_mode` are timm's; None keeps that of `name`. The card's code sets the `budget`. The weights
-    store only the hash of the `experiment`, whose fields may contain paths of this machine.
+    `crop_pct` and `crop_mode` are timm's; None keeps that of `name`. The card's code sets the `budget`, and asks for
+    upright images with `exif_orientation`, since timm turns none. The weights store only the hash of the `experiment`,
+    whose fields may contain paths of this machine.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -204,7 +208,7 @@ def release(
         _about(skeleton, name),
         licence=licence,
         size=size,
-        mode=MODES.get(size[0], f"with {size[0]} channels"),
+        mode=f"{MODES.get(size[0], f'with {size[0]} channels')}{UPRIGHT if exif_orientation else ''}",
         several_labels=several_labels,
         named=bool(labels),
         grey=FILL if bordered and any(round(255 * each) != FILL for each in seen["mean"]) else None,

@@ -31,7 +31,7 @@ from adatape.train.folder import (
     new_folder,
     write,
 )
-from adatape.train.identity import identity
+from adatape.train.identity import check_classes, identity, told_classes
 from adatape.train.lock import write_lock
 from adatape.train.logger import MetricsWriter
 from adatape.train.parallel import any_process, full_state_dict, local_device, on_rank_zero, process_group, restarted
@@ -232,6 +232,7 @@ class RunLogger:
 
     def save(self) -> None:
         facts = {"accuracy": self.accuracy, "met": self.met, "best": self.best, "seconds": self.seconds}
+        facts["classes"] = told_classes(self.trainer.task.names)
         self.saver.save(self.trainer.step, self.trainer.state(), facts)
 
 
@@ -247,7 +248,9 @@ def restore(trainer: Trainer, out: Path, say: Say) -> dict[str, Any]:
     if found is not None:
         if trainer.shard.rank == 0 and not has_identity(found):
             say(f"{found.name} does not store its experiment; it is assumed to be this one")
-        return trainer.load(found)
+        facts = trainer.load(found)
+        check_classes(found, facts.get("classes"), trainer.task.names)
+        return facts
     if any((out / CHECKPOINTS).glob("step-*")):
         raise ValueError(f"{out / CHECKPOINTS} has no good checkpoint left; remove {out} to start again")
     return {}
@@ -258,7 +261,9 @@ def finalize(trainer: Trainer, out: Path, seconds: float, **facts: Any) -> dict[
     `result.json` that it writes; every process must call it."""
     with trainer.averaged():
         weights = full_state_dict(trainer.model)
-    on_rank_zero(lambda: write_weights(out / WEIGHTS, weights, identity(trainer.experiment).to_json()))
+    named = {} if told_classes(trainer.task.names) is None else {"classes": trainer.task.names}
+    made_by = {**identity(trainer.experiment).to_json(), **named}
+    on_rank_zero(lambda: write_weights(out / WEIGHTS, weights, made_by))
     experiment, model = load_run(out)
     whole = total(cost(model))
     result = {

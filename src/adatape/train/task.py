@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import adatape.models  # noqa: F401  registers the models
 from adatape.config import Experiment, ImageModel, SequenceModel
@@ -38,8 +39,8 @@ class Task(NamedTuple):
     validation: Callable[[], Iterator[Labelled]]
     test: Callable[[], Iterator[Labelled]]
     epoch: Callable[[int], float | None]  # epochs completed before a step
+    names: list[str]  # of the classes
     tally: Tally | None = None  # counts of unreadable images
-    names: list[str] | None = None  # of the classes, where samples have several labels
 
 
 def task_of(experiment: Experiment, shard: Shard, device: torch.device) -> Task:
@@ -50,22 +51,23 @@ def task_of(experiment: Experiment, shard: Shard, device: torch.device) -> Task:
         each.check_exists()
     loader = train.training_loader(experiment.optimizer.batch, experiment.seed, shard, device, workers)
     return Task(
-        build=partial(_build, experiment, test),
+        build=partial(build_on, test, experiment),
         batches=loader.batches,
         validation=lambda: validation.evaluation_batches(validation.validation_batch, shard, device, workers),
         test=lambda: test.evaluation_batches(test.validation_batch, shard, device, workers),
         epoch=loader.epoch,
+        names=test.names,
         tally=loader.tally,
-        names=test.names if data.several_labels else None,
     )
 
 
 def build_for(experiment: Experiment, weights: bool = False) -> Adaptive:
     """The model only: untrained, or with the pretrained weights that training starts from."""
-    return _build(experiment, open_set(experiment.data, "test"), weights)
+    return build_on(open_set(experiment.data, "test"), experiment, weights)
 
 
-def _build(experiment: Experiment, data: LabelledSet, weights: bool) -> Adaptive:
+def build_on(data: LabelledSet, experiment: Experiment, weights: bool = False) -> Adaptive:
+    """`build_for` with the test set already open."""
     _check_pair(experiment, data)
     if isinstance(experiment.model, SequenceModel):
         return build_sequence_model(experiment.model, *data.shape)
@@ -100,6 +102,7 @@ def build_image_model(
         if model.options.get(option, value) != value:
             said = f"model.options.{option} is {model.options[option]!r}"
             raise ValueError(f"{said}; the data has {value}, so leave it out")
+    stored = None
     if model.pretrained and weights:
         if not model.may_fetch:
             raise ValueError(
@@ -111,7 +114,8 @@ def build_image_model(
             if not Path(model.pretrained).is_file():
                 said = f"model.pretrained is {model.pretrained!r}, which is no file"
                 raise FileNotFoundError(f"{said}; it must be hub, a safetensors file, or null for untrained weights")
-            given["pretrained_cfg_overlay"] = {"state_dict": read_weights(Path(model.pretrained)), "custom_load": False}
+            stored = read_weights(Path(model.pretrained))
+            given["pretrained_cfg_overlay"] = {"state_dict": dict(stored), "custom_load": False}
     named = partial(timm.create_model, model.name)
     try:
         built = build_checked(named, model.name, model.options, "model.options", **given)
@@ -123,6 +127,8 @@ def build_image_model(
             f"the pretrained weights of {model.name} cannot be fetched: {said}; "
             "`--pretrained FILE` takes a safetensors file of them instead"
         ) from error
+    if stored is not None:
+        _check_arrived(built, stored, model)
     if not whole:
         _check_fits(built, size)
     settings: Any = getattr(built, "pretrained_cfg", None) or {}
@@ -135,6 +141,27 @@ def build_image_model(
         for name, parameter in built.named_parameters():
             parameter.requires_grad_(is_added(name))
     return built
+
+
+def _check_arrived(built: nn.Module, stored: dict[str, Tensor], model: ImageModel) -> None:
+    """Refuses a file none of whose matrices is in a block of the model: since the head is another, timm passes over all
+    names that differ, and would leave such a block at its random values without a word."""
+    known = {_beginning(value) for value in stored.values() if value.dim() == 2}
+    blocks: dict[str, bool] = {}
+    for name, value in built.named_parameters():
+        if value.dim() == 2 and (block := re.search(r"\bblocks\.\d+", name)):
+            blocks[block[0]] = blocks.get(block[0], False) or _beginning(value) in known
+    lacking = [name for name, found in blocks.items() if not found]
+    if lacking:
+        raise ValueError(
+            f"model.pretrained is {model.pretrained!r}; {len(lacking)} of {len(blocks)} blocks of {model.name} "
+            f"are not in it, {lacking[0]} the first: it must be a file of that ViT with timm's names, "
+            f"and begins with {min(stored)}"
+        )
+
+
+def _beginning(matrix: Tensor) -> tuple[Any, ...]:
+    return *matrix.shape, *matrix[0, :16].float().tolist()
 
 
 def _scale_as(built: Adaptive, model: ImageModel, settings: dict[str, Any], channels: int) -> None:

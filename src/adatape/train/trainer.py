@@ -92,7 +92,8 @@ class Trainer:
         batches = self.task.test() if on == "test" else self.task.validation()
         with self.averaged(), self._autocast(), torch.compiler.set_stance("force_eager"):  # compiling does not pay here
             forward = self.parallel_model if self.experiment.engine.shard else self.model  # FSDP2's owns its shards
-            return score(self.model, batches, gather=all_gather_rows, forward=forward, names=self.task.names)
+            names = self.task.names if self.experiment.data.several_labels else None
+            return score(self.model, batches, gather=all_gather_rows, forward=forward, names=names)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
