@@ -54,7 +54,7 @@ def test_the_longest_tape_within_a_mean_length_is_chosen() -> None:
     chosen = choose(points, target_of(None, None, None, 1.5))
     assert chosen.budget == settings[-1]
     assert chosen.length_mean == 1.5
-    with pytest.raises(ValueError, match=r"exactly one of latency, gflops, accuracy and length"):
+    with pytest.raises(ValueError, match=r"exactly one of latency, gflops, accuracy, length, steps"):
         target_of("1ms", None, None, 1.5)
 
 

@@ -177,13 +177,20 @@ def test_the_cards_code_gives_what_eval_gave(
     assert found["name"] == test.names[found["answer"]]
 
 
-def test_the_cards_transform_shows_the_centre_that_was_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Larger images are resized as for evaluation: 32 × 256 / 224 is 37, not 36."""
-    smooth = np.linspace(0, 255, 48, dtype=np.uint8)[None, :, None, None] * np.ones((8, 48, 48, 3), dtype=np.uint8)
+@pytest.mark.parametrize(("source", "side"), [("arrays", 48), ("folder", 48), ("folder", 24)])
+def test_the_cards_transform_shows_the_centre_that_was_scored(
+    source: str, side: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Larger images are resized as for evaluation: 32 × 256 / 224 is 37, not 36. Small ones are shown whole."""
+    smooth = np.linspace(0, 255, side, dtype=np.uint8)[None, :, None, None] * np.ones((8, side, side, 3), np.uint8)
     for split in ("train", "test"):
         np.save(tmp_path / f"{split}_images.npy", smooth)
         np.save(tmp_path / f"{split}_labels.npy", np.arange(8) % 2)
-    data = {"data__source": "arrays", "data__path": str(tmp_path), "data__size": 32, "data__augment__crop": "none"}
+        for n, pixels in enumerate(smooth):
+            path = tmp_path / split / str(n % 2) / f"{n}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+    data = {"data__source": source, "data__path": str(tmp_path), "data__size": 32, "data__augment__crop": "none"}
     trained(tiny("plainvit", steps=STEPS, optimizer__batch=4, **data), tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     found = released(tmp_path / "run", Path("released"), Image.fromarray(smooth[0]))

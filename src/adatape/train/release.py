@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 import adatape.models  # noqa: F401  registers the names
 from adatape.config import Budget, ImageModel
 from adatape.data.augment import SHORT_SIDE
+from adatape.data.imageset import ImageSet, read_or_next
 from adatape.data.letterbox import FILL, LETTERBOX
 from adatape.data.sets import LabelledSet, open_set
 from adatape.evaluate.result import Result
@@ -56,6 +58,7 @@ FAMILIES = {
 }
 OWN, UNKNOWN = "apache-2.0", "unknown"  # names of licences
 MODES = {1: "in mode L", 3: "in mode RGB"}
+LOOKED_AT = 100  # images whose sizes say whether a set is of small ones
 UPRIGHT = ", upright as by PIL.ImageOps.exif_transpose"
 
 
@@ -135,12 +138,19 @@ def release_to_folder(folder: Path, to: Path, trust: bool = False, licence: str 
 
 def _shown_share(images: LabelledSet, size: int) -> float:
     """The share of a short side that is scored, by which timm comes to the same size before it crops."""
-    pixels = None if images.images is None else images.images.pixels
-    if pixels is not None and min(pixels.shape[1:3]) <= size:
+    if images.images is not None and _short_side(images.evenly_spaced(LOOKED_AT).images) <= size:
         return 1.0
     resized = round(size * SHORT_SIDE)
     share = size / resized
     return share if math.floor(size / share) == resized else math.nextafter(share, 0)
+
+
+def _short_side(images: ImageSet | None) -> float:
+    """The median; scoring decides image by image, and a card has one share for all."""
+    assert images is not None
+    if images.pixels is not None:
+        return min(images.pixels.shape[1:3])
+    return statistics.median(min(read_or_next(images, i).image.size) for i in range(len(images)))
 
 
 def release(

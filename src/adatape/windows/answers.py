@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ Labels = Literal["one", "several"]
 HIDDEN = -1e30  # the gate of a hidden window; with -∞ a mixture of hidden windows alone would have no logarithm
 
 
+@runtime_checkable
 class Answer(Protocol):
     """`gate` says how much a window's evidence counts, as a logit; hidden windows do not count."""
 
