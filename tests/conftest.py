@@ -73,6 +73,7 @@ def undisturbed(request: pytest.FixtureRequest, forks: Forks, tmp_path_factory: 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread_per_worker() -> None:
-    """One torch thread per pytest-xdist worker, since workers share the cores."""
+    """One torch thread per pytest-xdist worker and for each process that it starts, since workers share the cores."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
