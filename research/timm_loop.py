@@ -2,6 +2,7 @@
 
     python research/timm_loop.py results/timm_loop.jsonl --data data/cifar100               both sides, three seeds
     python research/timm_loop.py results/timm_loop.jsonl --data data/cifar100 --side ours --seeds 0
+    python research/timm_loop.py results/timm_loop.jsonl --data data/cifar100 --side mixed    timm's loop on our batches
     python research/timm_loop.py results/timm_loop.jsonl --data data/cifar100 --set epochs=60 engine.workers=12
     python research/timm_loop.py results/timm_loop.jsonl --data data/cifar100 --device cpu --pace 8      no training
 
@@ -48,6 +49,7 @@ from torchvision import transforms
 from words import experiment_of
 
 from adatape.config import Experiment, ImageModel, Optimizer, to_dict
+from adatape.data.batch import Shard
 from adatape.data.images import Split, open_images
 from adatape.data.randaug import FILL
 from adatape.data_config import Augment, Images
@@ -55,10 +57,12 @@ from adatape.recipes import RECIPES
 from adatape.train.folder import environment
 from adatape.train.launch import train_to_folder
 from adatape.train.logger import METRICS, read_metrics
+from adatape.train.task import task_of
 from adatape.train.trainer import Trainer
 
-Side = Literal["timm", "ours"]
+Side = Literal["timm", "ours", "mixed"]
 SIDES: tuple[Side, ...] = ("timm", "ours")
+MIXED: Side = "mixed"  # timm's loop on our batches
 SEEDS = (0, 1, 2)
 RECIPE, WORDS = "cifar100", "vit patch=4"
 HALF = (0.5, 0.5, 0.5)
@@ -231,10 +235,16 @@ def set_rate(schedule: CosineLRScheduler, settings: Optimizer, step: int) -> Non
     schedule.step_update(step + 1 if step < settings.warmup else step)
 
 
-def train_by_timm(experiment: Experiment, device: torch.device) -> Trained:
+def our_batches_of(experiment: Experiment, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    for batch in task_of(experiment, Shard(), device).batches(0):
+        yield batch.x, batch.target
+
+
+def train_by_timm(experiment: Experiment, device: torch.device, our_batches: bool = False) -> Trained:
     loop = TimmLoop(experiment, device, open_images(check_covered(experiment)[0], "test").classes)
     every, paces, losses = experiment.engine.log_every, [], []
-    batches = itertools.islice(loop.batches(), experiment.optimizer.steps)
+    endless = our_batches_of(experiment, device) if our_batches else loop.batches()
+    batches = itertools.islice(endless, experiment.optimizer.steps)
     began = time.perf_counter()
     while pending := [loop.step(*batch) for batch in itertools.islice(batches, every)]:
         losses.append(float(torch.stack(pending).mean()))  # synchronises
@@ -289,7 +299,7 @@ def row_of(side: Side, experiment: Experiment, trained: Trained, device: str, se
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     """Mean accuracy with its standard error, and images per second, of each side."""
-    for side in SIDES:
+    for side in (*SIDES, MIXED):
         mine = [row for row in rows if f"/{side}/" in row["run"]]
         if mine:
             right, pace = ([100 * row["accuracy"] for row in mine], [row["images_per_second"] for row in mine])
@@ -302,7 +312,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="a JSONL file; the row of a side and seed replaces an earlier one")
     parser.add_argument("--data", required=True, help="a folder with {train,test}_{images,labels}.npy")
-    parser.add_argument("--side", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--side", nargs="+", choices=(*SIDES, MIXED), default=list(SIDES))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--set", nargs="*", default=[], help="keywords and fields for every run, as in epochs=60")
     parser.add_argument("--runs", type=Path, help="where run folders of our side go; runs/OUT unless given")
@@ -326,10 +336,10 @@ def main(given: Sequence[str] | None = None) -> None:
         if row is not None and row["config"] == json.loads(json.dumps(to_dict(experiment))):
             rows.append(row)
             continue
-        if side == "timm":
-            trained = train_by_timm(experiment, device)
-        else:
+        if side == "ours":
             trained = train_by_ours(experiment, device, runs / f"seed-{seed}")
+        else:
+            trained = train_by_timm(experiment, device, our_batches=side == MIXED)
         rows.append(row_of(side, experiment, trained, arguments.device, arguments.set))
         add_rows(arguments.out, rows[-1:])
         print(f"{rows[-1]['run']}: {trained.accuracy:.4f}, {trained.images_per_second:,.0f} images/s", flush=True)

@@ -134,6 +134,15 @@ def test_both_sides_with_all_augmentation_give_a_row_for_each_seed_and_go_on_whe
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-2:]] == ["timm", "ours"]
 
 
+def test_timms_loop_on_our_batches_has_our_losses_with_all_augmentation(data: str, tmp_path: Path) -> None:
+    out, sets = tmp_path / "rows.jsonl", SMALL.replace(f"batch={COUNT}", "batch=16").split()
+    given = [str(out), "--data", data, "--seeds", "0", "--device", "cpu", "--runs", str(tmp_path / "runs")]
+    timm_loop.main([*given, "--side", "timm", "ours", "mixed", "--set", *sets, "engine.precision=fp32"])
+    timm, ours, mixed = (json.loads(line)["losses"] for line in out.read_text().splitlines())
+    assert mixed == pytest.approx(ours, rel=1e-4)
+    assert mixed != pytest.approx(timm, rel=1e-4)
+
+
 def test_both_sides_are_timed_in_turns(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rows.jsonl"
     sets = SMALL.replace(f"optimizer.steps={STEPS}", "optimizer.steps=100").replace(f"batch={COUNT}", "batch=8").split()
