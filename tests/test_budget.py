@@ -298,6 +298,7 @@ def test_a_given_number_of_steps_is_stored_without_a_search_beyond_the_trained_o
     trained = load_run(run)[1].reader.steps
     kept = store_budget(run, target_of(steps=trained + 1), "cpu")
     assert (kept.budget.steps, kept.settings) == (trained + 1, 1)
+    assert "given, not searched for" in kept.chosen_on
     assert load_run(run)[1].reader.steps == trained + 1
     assert evaluate_run(run, device="cpu").as_dict()["budget"]["steps"] == trained + 1
     with pytest.raises(ValueError, match="1000"):
@@ -356,7 +357,7 @@ def test_a_stored_budget_scales_with_the_length_of_a_sequence(tmp_path: Path) ->
 @pytest.mark.parametrize("family", ["adatape", "parity adatape"])
 def test_a_validation_split_is_searched_and_the_whole_test_set_reported(family: str) -> None:
     fields = {} if family.startswith("parity") else {"data__validate_on": 0.1}
-    held = _held_out(tiny(family, **fields), torch.device("cpu"))
+    held = _held_out(tiny(family, **fields), torch.device("cpu"), Target("gflops", 1.0))
     chosen, reported = (sum(len(label) for _, label in part()) for part in (held.chosen_on, held.reported_on))
     assert (chosen, reported) == ((64, 64) if fields == {} else (144, 360))
     assert "validation" in held.said

@@ -303,6 +303,15 @@ def test_training_the_tape_alone_trains_the_gates() -> None:
     assert model.no_weight_decay() >= {"gate.open", "bank.pos_embed"}
 
 
+def test_training_the_tape_alone_leaves_what_nothing_teaches_frozen() -> None:
+    wrap = {"bank": "windows", "window": 32, "steps": 2, "search": 4}
+    settings = ImageModel("vit_tiny_patch16_224", {"depth": 2}, wrap=wrap, trains="tape")
+    model = build_image_model(settings, 128, 3, 5)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert not [name for name in trained if name.startswith(("to_token.", "place."))]
+    assert any(name.startswith("scan.") for name in trained)
+
+
 def test_the_vits_keys_stay_timms() -> None:
     vit = pretrained()
     before = {name: value.clone() for name, value in vit.state_dict().items()}

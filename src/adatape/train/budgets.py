@@ -125,7 +125,7 @@ def find_budget(
 ) -> FoundBudget:
     """Finds the cheapest budget that meets a target on held-out data; nothing is written."""
     experiment, model, place = _loaded(folder, device, trust)
-    held = _held_out(experiment, place)
+    held = _held_out(experiment, place, target)
     settings = _settings(model, held, target)
     times = _times(model, settings, _first(held.chosen_on(), SINGLES), (1,))
     points = _points(model, settings, times, lambda: _limited(held.chosen_on()), progress)
@@ -187,14 +187,15 @@ def _loaded(folder: Path, device: str, trust: bool) -> tuple[Experiment, Adaptiv
     return experiment, model.to(place).eval(), place
 
 
-def _held_out(experiment: Experiment, place: torch.device) -> HeldOut:
+def _held_out(experiment: Experiment, place: torch.device, target: Target) -> HeldOut:
     valid, workers = open_set(experiment.data, "validation"), experiment.engine.workers
     test: Batches = lambda: test_batches(experiment, None, place)  # noqa: E731
     name = FIGURE_NAMES["mean_ap" if experiment.data.several_labels else "accuracy"]
+    how = "given, not searched for; tried" if target.name == "steps" else "chosen"
     if valid.split == "validation":
-        said = f"chosen on the validation set, {name} reported on the test set"
+        said = f"{how} on the validation set, {name} reported on the test set"
         return HeldOut(lambda: valid.evaluation_batches(valid.eval_batch, Shard(), place, workers), test, said)
-    said = f"no validation split: chosen on every other test sample, {name} reported on the others"
+    said = f"no validation split: {how} on every other test sample, {name} reported on the others"
     return HeldOut(lambda: _every_other(test(), 0), lambda: _every_other(test(), 1), said)
 
 

@@ -138,16 +138,16 @@ def release_to_folder(folder: Path, to: Path, trust: bool = False, licence: str 
 
 def _shown_share(images: LabelledSet, size: int) -> float:
     """The share of a short side that is scored, by which timm comes to the same size before it crops."""
-    if images.images is not None and _short_side(images.evenly_spaced(LOOKED_AT).images) <= size:
+    looked_at = None if images.images is None else images.evenly_spaced(LOOKED_AT).images
+    if looked_at is not None and _short_side(looked_at) <= size:
         return 1.0
     resized = round(size * SHORT_SIDE)
     share = size / resized
     return share if math.floor(size / share) == resized else math.nextafter(share, 0)
 
 
-def _short_side(images: ImageSet | None) -> float:
+def _short_side(images: ImageSet) -> float:
     """The median; scoring decides image by image, and a card has one share for all."""
-    assert images is not None
     if images.pixels is not None:
         return min(images.pixels.shape[1:3])
     return statistics.median(min(read_or_next(images, i).image.size) for i in range(len(images)))

@@ -139,7 +139,8 @@ def build_image_model(
     _scale_as(built, model, settings, channels)
     if model.trains == "tape":
         for name, parameter in built.named_parameters():
-            parameter.requires_grad_(is_added(name))
+            if not is_added(name):  # of what was added, some may be frozen, since nothing teaches it
+                parameter.requires_grad_(False)
     return built
 
 
